@@ -1,0 +1,88 @@
+"""Device parameters as plain frozen pytrees: what the forward pass gets.
+
+Layers of one kind in a segment are stacked on a leading axis L. Linears that read the same input are fused along their output
+rows (query+gate | key | value, qkv | z, b | a, gate | up).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+from jax import Array
+
+from onecat_jax.custom_calls.linear import Dense, Linear
+from onecat_jax.models.qwen3_5.config import LayerKind
+
+_register = partial(jax.tree_util.register_dataclass, meta_fields=[])
+
+
+@partial(
+    _register,
+    data_fields=[
+        "input_norm", "in_proj", "gate_proj", "conv", "a_log", "dt_bias", "out_norm", "out_proj",
+    ],
+)  # fmt: skip
+@dataclass(frozen=True)
+class GDNStack:
+    """GDN mixers of a segment."""
+
+    input_norm: Array  # [L, E] zero-centred
+    in_proj: Linear  # [C + Hv*Dv, E] rows q | k | v | z
+    gate_proj: Dense  # [2*Hv, E] rows b | a
+    conv: Array  # [L, C, W] float32
+    a_log: Array  # [L, Hv] float32
+    dt_bias: Array  # [L, Hv] float32
+    out_norm: Array  # [L, Dv] multiplies directly
+    out_proj: Linear  # [E, Hv*Dv]
+
+
+@partial(_register, data_fields=["input_norm", "qkv_proj", "q_norm", "k_norm", "o_proj"])
+@dataclass(frozen=True)
+class AttentionStack:
+    """Gated attention mixers of a segment."""
+
+    input_norm: Array  # [L, E] zero-centred
+    qkv_proj: Linear  # [2*H*D + 2*J*D, E] rows (query | gate per head) | key | value
+    q_norm: Array  # [L, D] zero-centred
+    k_norm: Array  # [L, D] zero-centred
+    o_proj: Linear  # [E, H*D]
+
+
+@partial(_register, data_fields=["input_norm", "gate_up_proj", "down_proj"])
+@dataclass(frozen=True)
+class MLPStack:
+    """Feed-forward blocks of all layers of a segment."""
+
+    input_norm: Array  # [L, E] zero-centred
+    gate_up_proj: Linear  # [2*F, E] rows gate | up
+    down_proj: Linear  # [E, F]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["gdn", "attention", "mlp"],
+    meta_fields=["pattern", "repeats", "first_gdn", "first_attention", "unrolled"],
+)
+@dataclass(frozen=True)
+class Segment:
+    """`repeats` superblocks of the same `pattern` of layers, whose weights have the same formats."""
+
+    gdn: GDNStack | None
+    attention: AttentionStack | None
+    mlp: MLPStack
+    pattern: tuple[LayerKind, ...]
+    repeats: int
+    first_gdn: int  # index of the segment's first GDN layer among all GDN layers of the model
+    first_attention: int  # the same for attention layers
+    unrolled: bool  # a Python loop over superblocks instead of a device loop
+
+
+@partial(_register, data_fields=["embed", "segments", "norm", "head"])
+@dataclass(frozen=True)
+class Params:
+    """A whole model."""
+
+    embed: Array  # [V, E] storage dtype
+    segments: tuple[Segment, ...]
+    norm: Array  # [E] zero-centred
+    head: Linear  # [V, E], L = 1; shares the embedding's buffer when tied

@@ -1,0 +1,83 @@
+"""Paged keys and values, GDN states and convolution windows of all layers as flat arrays.
+
+Layers never have an array (or a slice) of their own: page id = layer * pages + page, slot id = layer * slots + slot, so that
+no step can copy a cache by cutting a layer out of it. Page 0 and slot 0 of every layer are padding: they are written by rows
+that don't exist and never read for a request.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of the state on one device (local heads under tensor parallelism)."""
+
+    attention_layers: int
+    pages: int  # per layer, page 0 included
+    page_size: int  # tokens
+    kv_heads: int
+    head_dim: int
+    gdn_layers: int
+    slots: int  # per layer, slot 0 included
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_channels: int
+    conv_width: int
+
+    def kv_bytes(self, itemsize: int) -> int:
+        """Bytes of keys and values together."""
+        tokens = self.attention_layers * self.pages * self.page_size
+        return 2 * tokens * self.kv_heads * self.head_dim * itemsize
+
+    def gdn_bytes(self, conv_itemsize: int) -> int:
+        """Bytes of recurrent states (float32) and windows together."""
+        state = 4 * self.value_heads * self.key_dim * self.value_dim
+        window = (self.conv_width - 1) * self.conv_channels * conv_itemsize
+        return self.gdn_layers * self.slots * (state + window)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["pages"])
+@dataclass(frozen=True)
+class PagedKV:
+    """Keys (after norm and rotary embedding) and values of all attention layers."""
+
+    k: Array  # [layers * X, S, J, D]
+    v: Array  # [layers * X, S, J, D]
+    pages: int  # X, pages per layer
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["state", "window"], meta_fields=["slots"])
+@dataclass(frozen=True)
+class GDNCache:
+    """Recurrent states and convolution windows of all GDN layers."""
+
+    state: Array  # [layers * slots, Hv, Dk, Dv] float32
+    window: Array  # [layers * slots, W-1, C] raw projected rows before the convolution
+    slots: int  # slots per layer
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["kv", "gdn"], meta_fields=[])
+@dataclass(frozen=True)
+class CacheState:
+    """Everything a forward pass reads and replaces."""
+
+    kv: PagedKV
+    gdn: GDNCache
+
+    @staticmethod
+    def zeros(shape: CacheShape, *, kv_dtype: jnp.dtype, window_dtype: jnp.dtype) -> "CacheState":
+        """An empty state. Layers of a kind that the model lacks give arrays of length zero."""
+        kv = (shape.attention_layers * shape.pages, shape.page_size, shape.kv_heads, shape.head_dim)
+        rows = shape.gdn_layers * shape.slots
+        state = (rows, shape.value_heads, shape.key_dim, shape.value_dim)
+        window = (rows, shape.conv_width - 1, shape.conv_channels)
+        return CacheState(
+            PagedKV(jnp.zeros(kv, kv_dtype), jnp.zeros(kv, kv_dtype), shape.pages),
+            GDNCache(jnp.zeros(state, jnp.float32), jnp.zeros(window, window_dtype), shape.slots),
+        )
