@@ -1,4 +1,4 @@
-"""The ten random Qwen3.5 dense geometries of the parity tests: small, and different in everything a layer depends on."""
+"""The ten Qwen3.5 dense geometries of the parity tests: small, unlike in all a layer depends on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ class Case:
     Attributes:
       config: text config as a Hugging Face config.json holds it.
       prompt_length: tokens before the teacher-forced ones.
-      chunkings: three ways to split the prompt, the first on the grid of 64; the lengths of each add up to
-        prompt_length.
+      chunkings: three ways to split the prompt, the first on the grid of 64.
     """
 
     name: str

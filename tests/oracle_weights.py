@@ -1,9 +1,11 @@
 """Random Qwen3.5 dense models that the parity goldens and the parity tests share.
 
-A case is a small geometry plus a seed. The weights, prompts and continuations are drawn with numpy alone, each tensor
-from its own stream named after the tensor, so that the script that makes the goldens (PyTorch) and the tests (JAX)
-hold the same numbers without storing them. Every parameter is perturbed: a norm weight left at its initial value, or
-a zero convolution, would hide a missing term.
+A case is a small geometry plus a seed. The weights, prompts and continuations are drawn with numpy
+alone, each tensor from its own stream named after the tensor, so that the script that makes the
+goldens (PyTorch) and the tests (JAX) hold the same numbers without storing them. Every parameter is
+perturbed: a norm weight left at its initial value or a zero convolution would hide a missing term.
+With these scales a change of 1 % in any single tensor moves some logit by more than 2e-4 of the
+logit range.
 """
 
 import json
@@ -23,7 +25,7 @@ __all__ = ["CASES", "FULL", "LINEAR", "Case", "Golden", "layer_types", "load_gol
 
 @dataclass(frozen=True)
 class Golden:
-    """Logits of the PyTorch model in float32. `full[prompt_length + i]` and `decode[i]` predict the same token."""
+    """Logits of the PyTorch model, float32. `full[prompt_length + i]` and `decode[i]` are equal."""
 
     full: np.ndarray  # [prompt_length + DECODE_STEPS, V] one forward over prompt and continuation
     chunked: np.ndarray  # [3, V] last prompt position after each cached, chunked prefill
@@ -88,7 +90,7 @@ def _vectors(case: Case, prefix: str, kind: str) -> dict[str, np.ndarray]:
     def normal(name: str, shape: tuple[int, ...], mean: float, spread: float) -> np.ndarray:
         return _normal(case, prefix + name, shape, mean, spread)
 
-    norms = {
+    norms: dict[str, tuple[tuple[int, ...], float, float]] = {
         "input_layernorm.weight": ((hidden,), 0.0, 0.1),
         "post_attention_layernorm.weight": ((hidden,), 0.0, 0.1),
     }
@@ -109,7 +111,7 @@ def _vectors(case: Case, prefix: str, kind: str) -> dict[str, np.ndarray]:
 
 
 def _decay(case: Case, prefix: str, heads: int) -> dict[str, np.ndarray]:
-    """A in 0.5..16 and softplus(dt_bias) in 0.0025..0.3: heads that forget in one token up to a thousand."""
+    """exp(A_log) in 0.5..16, softplus(dt_bias) in 0.0025..0.3: memories of one to 800 tokens."""
     draws = {"linear_attn.A_log": (-0.7, 2.77), "linear_attn.dt_bias": (-6.0, -1.0)}
     return {
         prefix + name: _stream(case, prefix + name).uniform(low, high, heads).astype(np.float32)
@@ -125,7 +127,7 @@ def _normal(
 
 
 def weights(case: Case) -> dict[str, np.ndarray]:
-    """All tensors, float32, under Hugging Face names (`model.` prefix; `lm_head.weight` only when untied)."""
+    """All tensors, float32, under Hugging Face names; `lm_head.weight` only when untied."""
     config = case.config
     vocab_shape = (config["vocab_size"], config["hidden_size"])
     row = config["hidden_size"] ** -0.5
@@ -165,18 +167,18 @@ def load_golden(case: Case) -> Golden:
     """The stored logits of a case.
 
     Raises:
-      ValueError: the weights drawn here aren't those the goldens were made from (the generator changed).
+      ValueError: the weights drawn here aren't those the goldens were made from.
     """
     with np.load(GOLDEN / f"{case.name}.npz") as stored:
         expected, found = stored["fingerprint"], fingerprint(case)
         if not np.allclose(expected, found, rtol=1e-6, atol=1e-3):
             raise ValueError(
-                f"golden {case.name}: fingerprint of the weights is {found}, the file was made from {expected}; "
-                "run tests/oracle/make_goldens.py again"
+                f"golden {case.name}: the weights' fingerprint is {found}, the file was made from "
+                f"{expected}; run tests/oracle/make_goldens.py again"
             )
         return Golden(stored["full"], stored["chunked"], stored["decode"])
 
 
 def load_versions() -> dict[str, Any]:
-    """What made the goldens: versions, command, and per case the logit range and the oracle's own spread."""
+    """What made the goldens: versions, command, and per case the oracle's own spread."""
     return json.loads((GOLDEN / "versions.json").read_text())

@@ -1,14 +1,15 @@
-"""Makes tests/golden/parity from the PyTorch implementation (transformers), one file per random case.
+"""Makes tests/golden/parity from the PyTorch implementation (transformers), one file per case.
 
     python tests/oracle/make_goldens.py [CASE ...]
 
-Needs torch and transformers; the tests read the files and need neither. float32, eager attention, one thread. Without
-the optional kernel packages the model runs its own PyTorch code: chunks of 64 when it sees several tokens, the step
-recurrence when it continues from a cache with one.
+Needs torch and transformers; the tests read the files and need neither. float32, eager attention,
+one thread. Without the optional kernel packages the model runs its own PyTorch code: chunks of 64
+when it sees several tokens, the step recurrence when it continues from a cache with one.
 
-versions.json records, besides versions, how far the oracle is from itself: `chunked_spread` and `decode_spread` are
-the largest differences between its full forward and its own chunked prefills and cached steps, as parts of the logit
-range (largest minus smallest logit of the full forward). No test can ask for less.
+versions.json records, besides versions, how far the oracle is from itself: `chunked_spread` and
+`decode_spread` are the largest differences between its full forward and its own chunked prefills
+and cached steps, as parts of the logit range (largest minus smallest logit of the full forward).
+No test can ask for less.
 """
 
 import json
@@ -55,7 +56,7 @@ def full_logits(model: Qwen3_5ForCausalLM, ids: torch.Tensor) -> np.ndarray:
 def prefill(
     model: Qwen3_5ForCausalLM, ids: torch.Tensor, chunks: Sequence[int]
 ) -> tuple[np.ndarray, DynamicCache]:
-    """Logits [V] of the last token and the cache, after feeding ids [T] in pieces of these lengths."""
+    """Logits [V] of the last token and the cache, after ids [T] fed in pieces of these lengths."""
     if sum(chunks) != len(ids):
         raise ValueError(
             f"chunks {chunks} add up to {sum(chunks)}, the prompt has {len(ids)} tokens"
