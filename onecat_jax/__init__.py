@@ -1,0 +1,1 @@
+"""A functional JAX inference engine for hybrid-attention language models on NVIDIA V100 and newer."""
