@@ -1,0 +1,179 @@
+"""A checkpoint folder: its configuration files and which file holds which tensor."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.hub import locate
+from onecat_jax.loading.safetensors_file import SafetensorsFile, TensorInfo
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint. Headers are read and validated, weights aren't touched.
+
+    Attributes:
+      config: config.json.
+      generation_config: generation_config.json, empty if there is none.
+      quantization: the quantisation record of config.json, else that of hf_quant_config.json, else None.
+      quantization_file: name of the file that the record came from.
+      tensors: every tensor under its stored name.
+    """
+
+    root: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    quantization: Mapping[str, Any] | None
+    quantization_file: str
+    tensors: Mapping[str, TensorInfo]
+    files: Mapping[Path, SafetensorsFile]
+
+    @classmethod
+    def open(cls, model: str | Path) -> "Checkpoint":
+        """Opens a folder, the embedded "tiny", or downloads owner/name.
+
+        Raises:
+          CheckpointError: missing, no checkpoint, or damaged; the message names the file.
+        """
+        root = locate(model)
+        _check_folder(root)
+        config = read_json_object(root / "config.json")
+        quantization, source = _quantization(root, config)
+        tensors, files = _open_weights(root)
+        return cls(
+            root=root,
+            config=config,
+            generation_config=_optional_json(root / "generation_config.json"),
+            quantization=quantization,
+            quantization_file=source,
+            tensors=tensors,
+            files=files,
+        )
+
+    def array(self, name: str) -> np.ndarray:
+        """Read-only view of a tensor in its file dtype (ml_dtypes for BF16 and FP8), read from disk when used."""
+        return self.files[self.tensors[name].file].array(name)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that must hold an object.
+
+    Raises:
+      CheckpointError: unreadable, not JSON, or another kind of value.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} isn't valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; an object is needed")
+    return value
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if os.path.isfile(path) else {}
+
+
+def _check_folder(root: Path) -> None:
+    if not os.path.isdir(root):
+        raise CheckpointError(
+            f"{root} is a file; give the folder that holds it (config.json and *.safetensors are looked for)"
+        )
+    if not os.path.isfile(root / "config.json"):
+        raise CheckpointError(
+            f"{root} is no checkpoint: there is no config.json in it (looked for config.json, {INDEX}, {SINGLE}, "
+            f"*.safetensors; {_contents(root)})"
+        )
+
+
+def _contents(root: Path) -> str:
+    try:
+        names = sorted(os.listdir(root))
+    except OSError as error:
+        return f"the folder can't be listed: {error.strerror}"
+    if not names:
+        return "the folder is empty"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"found {', '.join(names[:5])}{more}"
+
+
+def _quantization(root: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
+    """The record that says which layers are quantised, and the name of its file."""
+    text = config.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, dict) else None
+    record = config.get("quantization_config") or inner
+    source = "config.json"
+    if record is None and (root / "hf_quant_config.json").is_file():
+        source = "hf_quant_config.json"
+        record = read_json_object(root / source).get("quantization")
+        record = {"quant_method": "modelopt", **record} if isinstance(record, dict) else record
+    if record is not None and not isinstance(record, dict):
+        raise CheckpointError(f"{root / source}: the quantisation record is {record!r}, an object is needed")
+    return record, source
+
+
+def _open_weights(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, SafetensorsFile]]:
+    if (root / INDEX).is_file():
+        return _open_indexed(root)
+    single = root / SINGLE
+    paths = [single] if single.is_file() else sorted(root.glob("*.safetensors"))
+    if not paths:
+        raise CheckpointError(
+            f"{root} holds no weights: none of {INDEX}, {SINGLE} and *.safetensors is there ({_contents(root)})"
+        )
+    files = {path: SafetensorsFile.open(path) for path in paths}
+    tensors: dict[str, TensorInfo] = {}
+    for path, file in files.items():
+        for name, info in file.tensors.items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"{root}: tensor {name!r} is in {tensors[name].file.name} and in {path.name}; add an {INDEX} "
+                    "that says which one counts, or remove one of the files"
+                )
+            tensors[name] = info
+    return tensors, files
+
+
+def _open_indexed(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, SafetensorsFile]]:
+    """The index decides which file a tensor comes from, whatever else the files hold."""
+    weight_map = _weight_map(root / INDEX)
+    paths = {name: root / name for name in sorted(set(weight_map.values()))}
+    missing = [name for name, path in paths.items() if not os.path.isfile(path)]
+    if missing:
+        raise CheckpointError(
+            f"{root / INDEX} names {len(paths)} files, {len(missing)} of them missing: {', '.join(missing[:5])}; "
+            "complete the download or remove a stale index"
+        )
+    files = {name: SafetensorsFile.open(path) for name, path in paths.items()}
+    tensors: dict[str, TensorInfo] = {}
+    for tensor, name in weight_map.items():
+        if tensor not in files[name].tensors:
+            raise CheckpointError(
+                f"{root / name} lacks tensor {tensor!r}, which {INDEX} promises there; file and index don't belong "
+                "together, download both again"
+            )
+        tensors[tensor] = files[name].tensors[tensor]
+    return tensors, {paths[name]: file for name, file in files.items()}
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path} has no weight_map; an object from tensor to file name is needed")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise CheckpointError(
+                f"{path} maps tensor {tensor!r} to {name!r}; the name of a file in the same folder is needed"
+            )
+    return weight_map

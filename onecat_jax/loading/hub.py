@@ -1,0 +1,55 @@
+"""From what a user names as model to a local folder: a path, the embedded "tiny", or owner/name on the Hugging Face Hub."""
+
+import os
+import re
+from importlib import resources
+from pathlib import Path
+
+from onecat_jax.errors import CheckpointError
+
+EMBEDDED = "tiny"
+_HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
+
+
+def locate(model: str | Path) -> Path:
+    """The folder of a model. Only a name of the form owner/name that isn't a local path reaches the network.
+
+    Raises:
+      CheckpointError: nothing is there, or the download failed.
+    """
+    if str(model) == EMBEDDED:
+        return embedded("target")
+    path = Path(model).expanduser()
+    if os.path.exists(path):
+        return path
+    if isinstance(model, str) and _HUB_NAME.fullmatch(model):
+        return _download(model)
+    raise CheckpointError(
+        f"{model} doesn't exist; a folder with config.json and *.safetensors is needed, a name owner/name of the "
+        f"Hugging Face Hub, or '{EMBEDDED}' for the embedded model"
+    )
+
+
+def embedded(part: str) -> Path:
+    """Folder of a part of the embedded model: "target" or "dflash2"."""
+    folder = resources.files("onecat_jax").joinpath("assets", EMBEDDED, part)
+    path = Path(str(folder))
+    if not path.is_dir():
+        raise CheckpointError(
+            f"the embedded model is missing at {path}; onecat_jax must be installed unpacked, reinstall it"
+        )
+    return path
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # slow to import, and most models are local
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except Exception as error:  # any failure of the client or of its transport means the same to a user
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+        raise CheckpointError(
+            f"{name} is no local folder, and it can't be fetched from the Hugging Face Hub: {reason}; check the name "
+            "and the connection, or pass the path of a downloaded copy"
+        ) from error

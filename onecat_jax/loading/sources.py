@@ -1,0 +1,79 @@
+"""Finds the stored tensors behind every tensor a model needs, without reading one weight."""
+
+from collections.abc import Iterable, Mapping
+
+from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.checkpoint import Checkpoint
+from onecat_jax.loading.formats import IGNORED_SUFFIXES, Mismatch, Parts, Source, parts_of, source
+from onecat_jax.loading.names import canonical_index
+from onecat_jax.loading.quantization import Rules, read_rules
+from onecat_jax.models.spec import TensorSpec, TensorSpecs
+
+_LISTED = 5
+
+
+def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source]:
+    """Canonical name to source. A group of optional tensors (MTP) that is wholly absent is left out.
+
+    Raises:
+      CheckpointError: tensors are missing, unknown, of a wrong shape or dtype, of a format that isn't implemented, or
+        contradict the quantisation record; one error names up to five of them.
+    """
+    index = canonical_index(checkpoint.tensors)
+    rules = read_rules(checkpoint.quantization)
+    found: dict[str, Source] = {}
+    problems: list[str] = []
+    used: set[str] = set()
+    for name, spec in _wanted(index, specs).items():
+        parts = parts_of(name, spec, index, checkpoint.tensors)
+        used.update(part.name for part in parts.values())
+        try:
+            found[name] = source(name, spec, parts)
+            _cross_check(name, found[name], parts, rules, checkpoint.quantization_file)
+        except Mismatch as mismatch:
+            problems.append(str(mismatch))
+    problems += _unknown(checkpoint, index, specs, used)
+    refuse(f"{checkpoint.root}: {{count}} of its tensors don't fit the model", problems)
+    return found
+
+
+def refuse(title: str, problems: list[str]) -> None:
+    """Raises one CheckpointError that lists the first problems, if there are any. `{count}` of the title is their number."""
+    if not problems:
+        return
+    listed = "; ".join(problems[:_LISTED])
+    more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    raise CheckpointError(f"{title.format(count=len(problems))}: {listed}{more}")
+
+
+def _wanted(index: Mapping[str, str], specs: TensorSpecs) -> TensorSpecs:
+    """Specs without the optional groups of which the checkpoint holds nothing. A group is the first word of a name."""
+    groups = {name.split(".")[0] for name in index}
+    return {
+        name: spec for name, spec in specs.items() if spec.required or name.split(".")[0] in groups
+    }
+
+
+def _cross_check(name: str, found: Source, parts: Parts, rules: Rules, file: str) -> None:
+    """The MTP head may stay dense where the record doesn't say so: exporters that never load it don't list it."""
+    spec: TensorSpec = found.spec
+    if spec.kind != "linear":
+        return
+    expected, why = rules.expected(name.removesuffix(".weight"))
+    if expected in ("", found.format) or found.format == "dense" and name.startswith("mtp."):
+        return
+    weight = next(part for part in parts.values() if part.name == found.weight)
+    raise Mismatch(f"{weight} is stored as {found.format}, but {file} ({rules.method}) says {why}")
+
+
+def _unknown(
+    checkpoint: Checkpoint, index: Mapping[str, str], specs: TensorSpecs, used: set[str]
+) -> Iterable[str]:
+    """Tensors that nobody asked for. A stored head beside tied embeddings and an MTP head without a place are known."""
+    known = {name.split(".")[0] for name in specs}
+    optional = {"lm_head", "mtp"} - known
+    for name, stored in index.items():
+        if stored in used or name.split(".")[0] in optional or name.endswith(IGNORED_SUFFIXES):
+            continue
+        info = checkpoint.tensors[stored]
+        yield f"{stored} ({info.file.name}, {info.dtype} {list(info.shape)}) is unknown"
