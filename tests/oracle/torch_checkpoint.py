@@ -17,7 +17,7 @@ _GROUP = 16
 
 
 def expand_nvfp4(packed: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """float32 [N, K]; `packed` U8 [N, K/2] low nibble even k, `scale` E4M3 [N, K/16], scalar factor."""
+    """float32 [N, K] from U8 [N, K/2] (low nibble = even k), E4M3 [N, K/16] and a scalar."""
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).long()
     values = torch.where(codes > 7, -_E2M1[codes & 7], _E2M1[codes & 7])
     return values * scale.float().repeat_interleave(_GROUP, dim=1) * factor.float()
