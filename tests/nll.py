@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onecat_jax
 from tokenizers import Tokenizer
+
+import onecat_jax
 
 TINY = Path(onecat_jax.__file__).parent / "assets" / "tiny" / "target"
 LIMIT = 2048

@@ -17,6 +17,8 @@ from pathlib import Path
 import nll
 import pytest
 
+import onecat_jax
+
 pytestmark = pytest.mark.oracle
 
 
@@ -32,9 +34,7 @@ def documents(request):
 
 
 def engine_nlls(documents, dtype: str) -> list[float]:
-    from onecat_jax import LLM
-
-    llm = LLM(model="tiny", dtype=dtype, max_model_len=nll.LIMIT + 64, max_num_seqs=4)
+    llm = onecat_jax.LLM(model="tiny", dtype=dtype, max_model_len=nll.LIMIT + 64, max_num_seqs=4)
     tokenizer = nll.tiny_tokenizer()
     ids = [nll.document_ids(tokenizer, d["text"]) for d in documents]
     assert [len(i) - 1 for i in ids] == [d["tokens"] for d in documents]

@@ -1,8 +1,8 @@
 """The model computes what PyTorch computes, on weights that no golden file was made from.
 
 Oracle: transformers' Qwen3_5ForCausalLM in float32, run here. Only where torch and transformers are
-installed; the golden files (tests/test_parity.py) stand in for them elsewhere. Two geometries of the
-goldens with new seeds and lengths. Not covered: weight formats, the engine around the model.
+installed; the golden files (tests/test_parity.py) stand in for them elsewhere. Two geometries of
+the goldens with new seeds and lengths. Not covered: weight formats, the engine around the model.
 """
 
 import sys
@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="the live oracle needs torch")
 pytest.importorskip("transformers", reason="the live oracle needs transformers")
 sys.path.insert(0, str(Path(__file__).parent / "oracle"))
 
-import make_goldens  # noqa: E402
-from model_harness import build, relative  # noqa: E402
+import make_goldens
+from model_harness import build, relative
 
 TOLERANCE = 2e-4
 CASES = (

@@ -12,6 +12,8 @@ from pathlib import Path
 import nll
 import pytest
 
+import onecat_jax
+
 DOCUMENTS = json.loads(
     (Path(__file__).parent / "golden" / "nll_text.json").read_text(encoding="utf-8")
 )["documents"]
@@ -19,10 +21,8 @@ DOCUMENTS = json.loads(
 
 @pytest.fixture(scope="module", params=[("float32", 5e-4), ("float16", 3e-3)], ids=lambda p: p[0])
 def found_and_limit(request):
-    from onecat_jax import LLM
-
     dtype, limit = request.param
-    llm = LLM(model="tiny", dtype=dtype, max_model_len=1024, max_num_seqs=2)
+    llm = onecat_jax.LLM(model="tiny", dtype=dtype, max_model_len=1024, max_num_seqs=2)
     ids = [nll.document_ids(nll.tiny_tokenizer(), d["text"]) for d in DOCUMENTS]
     return nll.summed_nlls(llm, ids), limit
 

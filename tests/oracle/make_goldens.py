@@ -25,7 +25,7 @@ from transformers import DynamicCache, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import oracle_weights as ow  # noqa: E402
+import oracle_weights as ow
 
 
 def build(case: ow.Case) -> Qwen3_5ForCausalLM:
