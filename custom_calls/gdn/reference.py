@@ -89,7 +89,9 @@ def _segment_sums(g: Array) -> Array:
     """
     n = g.shape[-1]
     tri = jnp.tril(jnp.ones((n, n), g.dtype))
-    after = jnp.where(jnp.tril(jnp.ones((n, n), bool), -1), g[..., :, None], 0)  # [..., l, j], l > j
+    after = jnp.where(
+        jnp.tril(jnp.ones((n, n), bool), -1), g[..., :, None], 0
+    )  # [..., l, j], l > j
     sums = _einsum("il,...lj->...ij", tri, after)
     return jnp.where(tri > 0, sums, -jnp.inf)
 
@@ -101,7 +103,9 @@ def _unit_lower_inverse(a: Array) -> Array:
         rows = [jnp.broadcast_to(jnp.eye(n, dtype=a.dtype)[0], a.shape[:-2] + (n,))]
         for i in range(1, n):
             solved = jnp.stack(rows, axis=-2)  # [..., i, n]
-            rows.append(jnp.eye(n, dtype=a.dtype)[i] - _einsum("...l,...ln->...n", a[..., i, :i], solved))
+            rows.append(
+                jnp.eye(n, dtype=a.dtype)[i] - _einsum("...l,...ln->...n", a[..., i, :i], solved)
+            )
         return jnp.stack(rows, axis=-2)
     h = n // 2
     halves = jnp.stack([a[..., :h, :h], a[..., h:, h:]])
@@ -133,7 +137,8 @@ def chunked(x: GDNInputs, state: Array) -> tuple[Array, Array]:
     q, k = (a.reshape(batch, -1, CHUNK, heads, dk).transpose(1, 0, 3, 2, 4) for a in (x.q, x.k))
     v = x.v.reshape(batch, -1, CHUNK, heads, value_heads // heads, dv).transpose(1, 0, 3, 4, 2, 5)
     g, beta = (
-        a.reshape(batch, -1, CHUNK, heads, value_heads // heads).transpose(1, 0, 3, 4, 2) for a in (x.g, x.beta)
+        a.reshape(batch, -1, CHUNK, heads, value_heads // heads).transpose(1, 0, 3, 4, 2)
+        for a in (x.g, x.beta)
     )
     decay = jnp.exp(_segment_sums(g))  # [N, B, Hk, R, C, C]
     from_start = jnp.exp(jnp.cumsum(g, axis=-1))
@@ -147,7 +152,9 @@ def chunked(x: GDNInputs, state: Array) -> tuple[Array, Array]:
         start = from_start[..., None]
         u = beta[..., None] * (v - start * _einsum("bhik,bhrkv->bhriv", k, carry))
         u = _einsum("bhrij,bhrjv->bhriv", inverse, u)
-        out = start * _einsum("bhik,bhrkv->bhriv", q, carry) + _einsum("bhrij,bhrjv->bhriv", mixed, u)
+        out = start * _einsum("bhik,bhrkv->bhriv", q, carry) + _einsum(
+            "bhrij,bhrjv->bhriv", mixed, u
+        )
         kept = decay[..., -1, :, None] * u  # decayed to the end of the chunk
         carry = start[..., -1:, :] * carry + _einsum("bhik,bhriv->bhrkv", k, kept)
         return carry, out

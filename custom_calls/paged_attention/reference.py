@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-_SHORT_ROWS = 16  # up to this many query rows use the decode tile, so that verify rows equal decode rows
+_SHORT_ROWS = (
+    16  # up to this many query rows use the decode tile, so that verify rows equal decode rows
+)
 _SHORT_TILE = 256
 _LONG_TILE = 512
 _MASKED = -1e30  # finite, so that a row without any visible key stays free of NaN
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["table", "start", "count"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["table", "start", "count"], meta_fields=[])
 @dataclass(frozen=True)
 class AttentionRows:
     """Which tokens the query rows are and which pages hold their sequence. Row t of b sits at position start[b] + t."""
@@ -80,7 +80,13 @@ def _tile_pages(size: int, rows: int, table_pages: int) -> int:
 
 
 def attend(
-    q: Array, k_pages: Array, v_pages: Array, rows: AttentionRows, layer_page: Array | int, *, scale: float
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    rows: AttentionRows,
+    layer_page: Array | int,
+    *,
+    scale: float,
 ) -> Array:
     """Causal attention of new rows over everything their sequence has in the cache (their own keys included).
 
@@ -96,7 +102,9 @@ def attend(
     """
     batch, width, heads, dim = q.shape
     size, kv_heads = k_pages.shape[1:3]
-    grouped = q.reshape(batch, width, kv_heads, heads // kv_heads, dim).transpose(0, 2, 3, 1, 4)  # [B, J, G, T, D]
+    grouped = q.reshape(batch, width, kv_heads, heads // kv_heads, dim).transpose(
+        0, 2, 3, 1, 4
+    )  # [B, J, G, T, D]
     position, real = _positions(rows, width)
     per_tile = _tile_pages(size, width, rows.table.shape[1])
     span = per_tile * size
@@ -111,12 +119,16 @@ def attend(
         live = key_at < (rows.start + rows.count)[:, None]  # [B, K]
         v = jnp.where(live[..., None, None], v, 0)  # a stale NaN times zero would still be NaN
         visible = (key_at <= position[..., None]) & real[..., None]  # [B, T, K]
-        logits = jnp.einsum("bjgtd,bkjd->bjgtk", grouped, k, preferred_element_type=jnp.float32) * scale
+        logits = (
+            jnp.einsum("bjgtd,bkjd->bjgtk", grouped, k, preferred_element_type=jnp.float32) * scale
+        )
         logits = jnp.where(visible[:, None, None], logits, _MASKED)
         new_top = jnp.maximum(top, logits.max(-1))
         p = jnp.where(visible[:, None, None], jnp.exp(logits - new_top[..., None]), 0)
         fade = jnp.exp(top - new_top)
-        pv = jnp.einsum("bjgtk,bkjd->bjgtd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
+        pv = jnp.einsum(
+            "bjgtk,bkjd->bjgtd", p.astype(q.dtype), v, preferred_element_type=jnp.float32
+        )
         return new_top, total * fade + p.sum(-1), acc * fade[..., None] + pv
 
     tiles = (jnp.max(rows.start + rows.count) + span - 1) // span

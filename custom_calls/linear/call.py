@@ -1,0 +1,123 @@
+"""y = x W^T: one function for every weight kind and route."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from onecat_jax.custom_calls.dispatch import PLAIN, Policy
+from onecat_jax.custom_calls.linear.reference import dot, linear_reference, pick
+from onecat_jax.custom_calls.linear.routes import LAYOUT_OF_ROUTE, LIBRARY, LinearDescriptor, plan
+from onecat_jax.custom_calls.linear.weights import NVFP4, Dense, Layer, Linear
+
+MAX_SMALL_ROWS = (
+    64  # from here on, GPUs expand the weight to float16 and use the library's matrix product
+)
+
+_NVFP4_CPU = "onecat_nvfp4_linear_cpu_v1"
+_DENSE_CPU = "onecat_dense_linear_cpu_v1"
+_NVFP4_GPU = "onecat_nvfp4_linear_gpu_v1"
+_EXPAND_GPU = "onecat_nvfp4_expand_gpu_v1"
+
+
+def linear(
+    x: Array,
+    w: Linear,
+    layer: Layer = Layer(0),
+    *,
+    out_dtype: Any = None,
+    policy: Policy = Policy(),
+) -> Array:
+    """Multiplies rows by the transposed weight of one layer.
+
+    Products are summed in float32. A row of zeros gives zeros. On a handler's route one order of summation serves every
+    number of rows up to 64 (on CPU: every number), so a row's bits don't depend on its neighbours.
+
+    Args:
+      x: [..., K] float32, float16 or bfloat16.
+      w: stacked weight [L, N, K].
+      layer: which layer of the stack.
+      out_dtype: dtype of the result; that of x by default.
+      policy: which routes may be taken; must be the one that the weight was built with.
+
+    Returns:
+      [..., N].
+
+    Raises:
+      ValueError: K of x and w differ, or the weight is packed for another route.
+      EngineError: strict policy and no fast route.
+    """
+    if x.shape[-1] != w.k:
+        raise ValueError(f"x has {x.shape[-1]} features per row, the weight takes {w.k}")
+    out_dtype = jnp.dtype(out_dtype or x.dtype)
+    rows = math.prod(x.shape[:-1])
+    if rows == 0:
+        return jnp.zeros((*x.shape[:-1], w.n), out_dtype)
+    y = _run(_route(x, w, policy), x.reshape(rows, w.k), w, layer, out_dtype)
+    return y.astype(out_dtype).reshape(*x.shape[:-1], w.n)
+
+
+def _route(x: Array, w: Linear, policy: Policy) -> str:
+    kind = "nvfp4" if isinstance(w, NVFP4) else "dense"
+    route = plan(LinearDescriptor(kind, w.n, w.k, x.dtype), policy)
+    if isinstance(w, NVFP4) and w.layout != LAYOUT_OF_ROUTE[route.name]:
+        raise ValueError(
+            f"the weight is packed as {w.layout!r}, this call needs {LAYOUT_OF_ROUTE[route.name]!r}: {route.explain()}. "
+            "Build the weight with the policy and dtype of the call."
+        )
+    return route.name
+
+
+def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array:
+    """x [M, K] -> [M, N] in a dtype that casts to out_dtype without a second rounding."""
+    if route == PLAIN:
+        return linear_reference(x, w, layer)
+    if isinstance(w, Dense):
+        return (
+            _dense_library(x, w, layer, out_dtype) if route == LIBRARY else _dense_cpu(x, w, layer)
+        )
+    if w.layout == "cpu16":
+        return _nvfp4_cpu(x, w, layer)
+    return _nvfp4_gpu(x, w, layer, out_dtype)
+
+
+def _dense_library(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
+    """The library's product; a float16 result is asked for directly, which spares a float32 copy of it."""
+    matrix = pick(w.weight, layer).astype(x.dtype)
+    if out_dtype == x.dtype == jnp.float16:
+        return jnp.einsum("mk,nk->mn", x, matrix)
+    return dot(x, matrix)
+
+
+def _call(
+    target: str, shape: tuple[int, int], dtype: Any, operands: tuple[Array, ...], layer: Layer
+) -> Array:
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, dtype), vmap_method="sequential")
+    index = jnp.asarray(layer.index, jnp.int32)
+    return call(*operands, index, mul=np.int32(layer.mul), add=np.int32(layer.add))
+
+
+def _dense_cpu(x: Array, w: Dense, layer: Layer) -> Array:
+    weight, at = w.weight, layer
+    if isinstance(weight, tuple):
+        weight, at = pick(weight, layer)[None], Layer(0)
+    return _call(_DENSE_CPU, (x.shape[0], w.n), jnp.float32, (x.astype(jnp.float32), weight), at)
+
+
+def _nvfp4_cpu(x: Array, w: NVFP4, layer: Layer) -> Array:
+    operands = (x.astype(jnp.float32), w.codes, w.scales, w.global_scale)
+    return _call(_NVFP4_CPU, (x.shape[0], w.n), jnp.float32, operands, layer)
+
+
+def _nvfp4_gpu(x: Array, w: NVFP4, layer: Layer, out_dtype: Any) -> Array:
+    out = out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
+    packed = (w.codes, w.scales, w.global_scale)
+    if x.shape[0] <= MAX_SMALL_ROWS:
+        return _call(_NVFP4_GPU, (x.shape[0], w.n), out, (x, *packed), layer)
+    slab = _call(_EXPAND_GPU, (w.n, w.k), jnp.float16, packed, layer)
+    if out == jnp.float16:
+        return jnp.einsum("mk,nk->mn", x, slab)
+    return dot(x, slab)

@@ -1,0 +1,106 @@
+"""The routes of the linear and what each of them supports."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from onecat_jax.custom_calls.dispatch import PLAIN, Candidate, Policy, Route, Target, choose
+from onecat_jax.custom_calls.linear.weights import GROUP
+
+K_MULTIPLE = 32  # of every packed layout
+
+LAYOUT_OF_ROUTE = {
+    "cpu handler": "cpu16",
+    "sm_70 handler": "m8n8k4",
+    "sm_80 handler": "m16n8k16",
+    PLAIN: "rows",
+}
+LIBRARY = "library dot"
+ROUTE_OF_LAYOUT = {layout: route for route, layout in LAYOUT_OF_ROUTE.items()}
+
+
+@dataclass(frozen=True)
+class LinearDescriptor:
+    """What a route has to know about a linear. Shapes are local ones (of one device)."""
+
+    weight: Literal["nvfp4", "dense"]
+    n: int
+    k: int
+    dtype: Any  # of the activations; of the weights too where they are dense
+
+    def __str__(self) -> str:
+        return f"{self.weight} [{self.n}, {self.k}] with {jnp.dtype(self.dtype).name} activations"
+
+
+@dataclass(frozen=True)
+class LinearRoute:
+    """What weights are packed for: a policy, resolved on a target when a weight is built."""
+
+    policy: Policy = Policy()
+    separate: bool = False  # dense weights stay separate arrays per layer: for layer loops unrolled in plain JAX on CPU
+
+    @property
+    def target(self) -> Target:
+        return self.policy.resolved_target()
+
+    def plan(self, descriptor: LinearDescriptor) -> Route:
+        return plan(descriptor, self.policy)
+
+
+def plan(descriptor: LinearDescriptor, policy: Policy = Policy()) -> Route:
+    """The route of a linear, with the reasons why faster ones declined.
+
+    Raises:
+      EngineError: in strict mode, when only plain JAX is left.
+    """
+    candidates = NVFP4_ROUTES if descriptor.weight == "nvfp4" else DENSE_ROUTES
+    return choose("linear", descriptor, candidates, policy)
+
+
+def _decline_cpu(d: LinearDescriptor, target: Target) -> str | None:
+    if target.platform != "cpu":
+        return f"it runs on CPU, the target is {target}"
+    return _decline_k(d) if d.weight == "nvfp4" else None
+
+
+def _decline_library(d: LinearDescriptor, target: Target) -> str | None:
+    return None if target.platform == "gpu" else f"it is the route of GPUs, the target is {target}"
+
+
+def _decline_sm70(d: LinearDescriptor, target: Target) -> str | None:
+    if target.platform != "gpu" or not 70 <= target.capability < 80:
+        return f"it needs compute capability 7.0 to 7.9, the target is {target}"
+    return _decline_gpu(d)
+
+
+def _decline_sm80(d: LinearDescriptor, target: Target) -> str | None:
+    if target.platform != "gpu" or target.capability < 80:
+        return f"it needs compute capability 8.0 or later, the target is {target}"
+    return _decline_gpu(d)
+
+
+def _decline_gpu(d: LinearDescriptor) -> str | None:
+    if jnp.dtype(d.dtype) != jnp.float16:
+        return f"activations must be float16, they are {jnp.dtype(d.dtype).name}: casting would change results"
+    return _decline_k(d)
+
+
+def _decline_k(d: LinearDescriptor) -> str | None:
+    if d.k % K_MULTIPLE:
+        return f"K must be a multiple of {K_MULTIPLE}, it is {d.k}"
+    return None
+
+
+def check_groups(k: int) -> None:
+    """Raises ValueError unless K is a whole number of scale groups."""
+    if k % GROUP:
+        raise ValueError(f"NVFP4 needs K to be a multiple of {GROUP}, found K = {k}")
+
+
+NVFP4_ROUTES = (
+    Candidate("sm_80 handler", _decline_sm80),
+    Candidate("sm_70 handler", _decline_sm70),
+    Candidate("cpu handler", _decline_cpu),
+)
+DENSE_ROUTES = (Candidate("cpu handler", _decline_cpu), Candidate(LIBRARY, _decline_library))

@@ -1,0 +1,107 @@
+"""Weights of a linear: on the host as a checkpoint holds them, on the device as the handlers read them."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+GROUP = 16  # codes per block scale
+LAYOUTS = ("rows", "cpu16", "m8n8k4", "m16n8k16")
+
+
+@dataclass(frozen=True)
+class DenseTensor:
+    """An unquantised matrix of a checkpoint."""
+
+    weight: np.ndarray  # [N, K] float32, float16 or bfloat16
+
+
+@dataclass(frozen=True)
+class NVFP4Tensor:
+    """An NVFP4 matrix of a checkpoint: value = E2M1(code) * E4M3(scale) * global_scale."""
+
+    codes: np.ndarray  # uint8 [N, K / 2], the low nibble is the even k
+    scales: np.ndarray  # uint8 [N, K / 16], the bits of E4M3
+    global_scale: np.float32 | float  # a multiplier
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=[])
+@dataclass(frozen=True)
+class Dense:
+    """An unquantised weight of one layer kind."""
+
+    weight: Array | tuple[Array, ...]  # [L, N, K], or L separate [N, K]
+
+    @property
+    def layers(self) -> int:
+        return len(self.weight)
+
+    @property
+    def n(self) -> int:
+        """Output features N."""
+        return self._matrix_shape[0]
+
+    @property
+    def k(self) -> int:
+        """Input features K."""
+        return self._matrix_shape[1]
+
+    @property
+    def dtype(self) -> Any:
+        return self.weight[0].dtype if isinstance(self.weight, tuple) else self.weight.dtype
+
+    @property
+    def _matrix_shape(self) -> tuple[int, ...]:
+        return self.weight[0].shape if isinstance(self.weight, tuple) else self.weight.shape[1:]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales", "global_scale"],
+    meta_fields=["n", "k", "layout"],
+)
+@dataclass(frozen=True)
+class NVFP4:
+    """An NVFP4 weight of one layer kind, packed for one route.
+
+    Layout "rows" is the checkpoint's order; the others are described in packing.py. Rows and columns that a packed
+    layout adds hold zero codes and zero scales.
+    """
+
+    codes: Array  # uint8 [L, ...]
+    scales: Array  # uint8 [L, ...], the bits of E4M3
+    global_scale: (
+        Array  # float32 [L, N physical], one per output row: fused siblings keep their own
+    )
+    n: int  # logical output features
+    k: int  # logical input features
+    layout: str
+
+    @property
+    def layers(self) -> int:
+        return self.codes.shape[0]
+
+
+Linear = Dense | NVFP4
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["index"], meta_fields=["mul", "add"])
+@dataclass(frozen=True)
+class Layer:
+    """Which layer of a stack: index * mul + add.
+
+    The index is a Python int, or the raw induction variable of a fori_loop: the handlers do the arithmetic, so that XLA
+    needs no scalar kernel for it.
+    """
+
+    index: int | Array
+    mul: int = 1
+    add: int = 0
+
+    @property
+    def static(self) -> int | None:
+        """The layer number if it is known while tracing."""
+        return self.index * self.mul + self.add if isinstance(self.index, int) else None
