@@ -4,11 +4,10 @@ Decoding is exact: an E2M1 code has 2 significant bits, an E4M3 scale 4 and a fl
 with the global scale rounds once to float32. Formats: OCP microscaling E2M1, OCP FP8 E4M3 (no infinity).
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.linear.weights import GROUP, NVFP4, Dense, Layer, Linear
+from onecat_jax.custom_calls.linear.weights import GROUP, Dense, Layer, Linear
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
