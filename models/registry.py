@@ -46,9 +46,10 @@ def resolve(config: Mapping[str, Any]) -> Family:
     names = [str(name) for name in listed] if isinstance(listed, list) else []
     kind = str(config.get("model_type"))
     for family in FAMILIES:
-        if set(names) & set(family.architectures) or not names and kind in family.model_types:
+        if set(names) & set(family.architectures) or (not names and kind in family.model_types):
             return family
     found = ", ".join(names) or f"none (model_type {config.get('model_type')!r})"
     raise ModelConfigError(
-        f"config.json: architecture {found} isn't implemented; implemented: {', '.join(supported_architectures())}"
+        f"config.json: architecture {found} isn't implemented; implemented: "
+        f"{', '.join(supported_architectures())}"
     )

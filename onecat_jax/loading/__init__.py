@@ -1,4 +1,7 @@
-"""Reading checkpoints: files, names, formats, and what fits the device. Imports models, never the engine above it."""
+"""Reading checkpoints: files, names, formats, and what fits the device.
+
+Imports models, never the engine above it.
+"""
 
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.hub import locate

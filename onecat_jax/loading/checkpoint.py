@@ -24,7 +24,8 @@ class Checkpoint:
     Attributes:
       config: config.json.
       generation_config: generation_config.json, empty if there is none.
-      quantization: the quantisation record of config.json, else that of hf_quant_config.json, else None.
+      quantization: the quantisation record of config.json, else that of hf_quant_config.json, else
+        None.
       quantization_file: name of the file that the record came from.
       tensors: every tensor under its stored name.
     """
@@ -60,7 +61,7 @@ class Checkpoint:
         )
 
     def array(self, name: str) -> np.ndarray:
-        """Read-only view of a tensor in its file dtype (ml_dtypes for BF16 and FP8), read from disk when used."""
+        """A read-only view of a tensor in its file dtype, read from disk when it is used."""
         return self.files[self.tensors[name].file].array(name)
 
 
@@ -88,11 +89,13 @@ def _optional_json(path: Path) -> dict[str, Any]:
 def _check_folder(root: Path) -> None:
     if not os.path.isdir(root):
         raise CheckpointError(
-            f"{root} is a file; give the folder that holds it (config.json and *.safetensors are looked for)"
+            f"{root} is a file; give the folder that holds it (config.json and *.safetensors are "
+            "looked for)"
         )
     if not os.path.isfile(root / "config.json"):
         raise CheckpointError(
-            f"{root} is no checkpoint: there is no config.json in it (looked for config.json, {INDEX}, {SINGLE}, "
+            f"{root} is no checkpoint: there is no config.json in it (looked for config.json, "
+            f"{INDEX}, {SINGLE}, "
             f"*.safetensors; {_contents(root)})"
         )
 
@@ -119,7 +122,9 @@ def _quantization(root: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, A
         record = read_json_object(root / source).get("quantization")
         record = {"quant_method": "modelopt", **record} if isinstance(record, dict) else record
     if record is not None and not isinstance(record, dict):
-        raise CheckpointError(f"{root / source}: the quantisation record is {record!r}, an object is needed")
+        raise CheckpointError(
+            f"{root / source}: the quantisation record is {record!r}, an object is needed"
+        )
     return record, source
 
 
@@ -130,7 +135,8 @@ def _open_weights(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
     paths = [single] if single.is_file() else sorted(root.glob("*.safetensors"))
     if not paths:
         raise CheckpointError(
-            f"{root} holds no weights: none of {INDEX}, {SINGLE} and *.safetensors is there ({_contents(root)})"
+            f"{root} holds no weights: none of {INDEX}, {SINGLE} and *.safetensors is there "
+            f"({_contents(root)})"
         )
     files = {path: SafetensorsFile.open(path) for path in paths}
     tensors: dict[str, TensorInfo] = {}
@@ -138,7 +144,8 @@ def _open_weights(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
         for name, info in file.tensors.items():
             if name in tensors:
                 raise CheckpointError(
-                    f"{root}: tensor {name!r} is in {tensors[name].file.name} and in {path.name}; add an {INDEX} "
+                    f"{root}: tensor {name!r} is in {tensors[name].file.name} and in {path.name}; "
+                    f"add an {INDEX} "
                     "that says which one counts, or remove one of the files"
                 )
             tensors[name] = info
@@ -152,7 +159,8 @@ def _open_indexed(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
     missing = [name for name, path in paths.items() if not os.path.isfile(path)]
     if missing:
         raise CheckpointError(
-            f"{root / INDEX} names {len(paths)} files, {len(missing)} of them missing: {', '.join(missing[:5])}; "
+            f"{root / INDEX} names {len(paths)} files, {len(missing)} of them missing: "
+            f"{', '.join(missing[:5])}; "
             "complete the download or remove a stale index"
         )
     files = {name: SafetensorsFile.open(path) for name, path in paths.items()}
@@ -160,7 +168,8 @@ def _open_indexed(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
     for tensor, name in weight_map.items():
         if tensor not in files[name].tensors:
             raise CheckpointError(
-                f"{root / name} lacks tensor {tensor!r}, which {INDEX} promises there; file and index don't belong "
+                f"{root / name} lacks tensor {tensor!r}, which {INDEX} promises there; file and "
+                "index don't belong "
                 "together, download both again"
             )
         tensors[tensor] = files[name].tensors[tensor]
@@ -170,10 +179,13 @@ def _open_indexed(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
 def _weight_map(path: Path) -> dict[str, str]:
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path} has no weight_map; an object from tensor to file name is needed")
+        raise CheckpointError(
+            f"{path} has no weight_map; an object from tensor to file name is needed"
+        )
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise CheckpointError(
-                f"{path} maps tensor {tensor!r} to {name!r}; the name of a file in the same folder is needed"
+                f"{path} maps tensor {tensor!r} to {name!r}; the name of a file in the same "
+                "folder is needed"
             )
     return weight_map

@@ -1,9 +1,13 @@
-"""Which stored tensors make up one logical tensor, and in which format. Names and dtypes decide, values never do.
+"""Which stored tensors make up one logical tensor, and in which format.
+
+Names and dtypes decide, values never do.
 
 Formats of a linear [N, K]:
-  dense               weight BF16, F16 or F32 [N, K]
-  nvfp4 (ModelOpt)    weight U8 [N, K/2], weight_scale F8_E4M3 [N, K/16], weight_scale_2 F32 [] or [1], a multiplier
-  nvfp4 (compressed-tensors)  weight_packed, weight_scale alike, weight_global_scale F32, a DIVISOR
+  dense: weight BF16, F16 or F32 [N, K]
+  nvfp4, ModelOpt: weight U8 [N, K/2], weight_scale F8_E4M3 [N, K/16], and weight_scale_2 F32
+    (scalar or [1]), a multiplier
+  nvfp4, compressed-tensors: weight_packed and weight_scale alike, and weight_global_scale F32, a
+    divisor
 """
 
 from collections.abc import Mapping
@@ -37,7 +41,10 @@ _WEIGHT_SUFFIXES = (
 
 
 class Mismatch(Exception):
-    """Why stored tensors don't make up what a spec needs. Collected by the caller, several to one error."""
+    """Why stored tensors don't make up what a spec needs.
+
+    Collected by the caller, several to one error.
+    """
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class Source:
       weight: stored name of the weight or of its packed codes.
       scale: stored name of the block scales, NVFP4 only.
       global_scale: stored name of the per-tensor scale, NVFP4 only.
-      divides: True if the global scale divides (compressed-tensors), False if it multiplies (ModelOpt).
+      divides: True if the global scale divides (compressed-tensors), False if it multiplies
+        (ModelOpt).
     """
 
     spec: TensorSpec
@@ -93,7 +101,8 @@ def source(name: str, spec: TensorSpec, parts: Parts) -> Source:
     """Decides the format and checks dtypes and shapes of all parts against the logical shape.
 
     Raises:
-      Mismatch: the parts don't make up the tensor; the text names what was found and what is needed.
+      Mismatch: the parts don't make up the tensor; the text names what was found and what is
+        needed.
     """
     if spec.kind != "linear":
         return _dense(name, spec, parts)
@@ -135,7 +144,9 @@ def _dense(name: str, spec: TensorSpec, parts: Parts) -> Source:
 def _nvfp4(spec: TensorSpec, parts: Parts, codes: str, scale: str, *, divides: bool) -> Source:
     n, k = spec.shape
     if k % NVFP4_BLOCK:
-        raise Mismatch(f"{parts[codes]} is NVFP4, which needs K a multiple of {NVFP4_BLOCK}, K is {k}")
+        raise Mismatch(
+            f"{parts[codes]} is NVFP4, which needs K a multiple of {NVFP4_BLOCK}, K is {k}"
+        )
     needed = {
         codes: ("U8", ((n, k // 2),)),
         "weight_scale": ("F8_E4M3", ((n, k // NVFP4_BLOCK),)),

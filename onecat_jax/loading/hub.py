@@ -1,4 +1,4 @@
-"""From what a user names as model to a local folder: a path, the embedded "tiny", or owner/name on the Hugging Face Hub."""
+"""From what a user names as a model to a local folder."""
 
 import os
 import re
@@ -13,7 +13,9 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 
 
 def locate(model: str | Path) -> Path:
-    """The folder of a model. Only a name of the form owner/name that isn't a local path reaches the network.
+    """The folder of a model: a path, the embedded "tiny", or owner/name on the Hugging Face Hub.
+
+    Only a name of the form owner/name that is no local path reaches the network.
 
     Raises:
       CheckpointError: nothing is there, or the download failed.
@@ -26,7 +28,8 @@ def locate(model: str | Path) -> Path:
     if isinstance(model, str) and _HUB_NAME.fullmatch(model):
         return _download(model)
     raise CheckpointError(
-        f"{model} doesn't exist; a folder with config.json and *.safetensors is needed, a name owner/name of the "
+        f"{model} doesn't exist; a folder with config.json and *.safetensors is needed, a name "
+        "owner/name of the "
         f"Hugging Face Hub, or '{EMBEDDED}' for the embedded model"
     )
 
@@ -37,7 +40,8 @@ def embedded(part: str) -> Path:
     path = Path(str(folder))
     if not path.is_dir():
         raise CheckpointError(
-            f"the embedded model is missing at {path}; onecat_jax must be installed unpacked, reinstall it"
+            f"the embedded model is missing at {path}; onecat_jax must be installed unpacked, "
+            "reinstall it"
         )
     return path
 
@@ -47,9 +51,10 @@ def _download(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
-    except Exception as error:  # any failure of the client or of its transport means the same to a user
+    except Exception as error:  # whatever fails in the client or its transport, the advice is one
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise CheckpointError(
-            f"{name} is no local folder, and it can't be fetched from the Hugging Face Hub: {reason}; check the name "
+            f"{name} is no local folder, and it can't be fetched from the Hugging Face Hub: "
+            f"{reason}; check the name "
             "and the connection, or pass the path of a downloaded copy"
         ) from error

@@ -1,4 +1,4 @@
-"""Turns a checkpoint into host tensors under canonical names: views of the files, checked where a bad value would hide."""
+"""Turns a checkpoint into host tensors under canonical names: views of files, scales checked."""
 
 import ml_dtypes
 import numpy as np
@@ -17,9 +17,10 @@ _MINUS_ZERO = 0x80
 
 
 def load_tensors(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, HostTensor]:
-    """Canonical name to DenseTensor or NVFP4Tensor for linears, to a plain array in its file dtype for the rest.
+    """Host tensors by canonical name: linears as DenseTensor or NVFP4Tensor, the rest as arrays.
 
-    Arrays are read-only views; of an NVFP4 tensor the scales are read here, of all else nothing.
+    Arrays have their file dtype. They are read-only views; of an NVFP4 tensor the scales are read
+    here, of all else nothing.
 
     Raises:
       CheckpointError: see `find_sources`; or a scale is zero, negative or not finite.
@@ -59,7 +60,8 @@ def _check_block_scales(name: str, scales: np.ndarray) -> None:
         row, block = np.argwhere(bad)[0]
         kind = "NaN" if nan[row, block] else "negative"
         raise Mismatch(
-            f"{name} holds {int(bad.sum())} block scales that are NaN or negative, the first is {kind} "
+            f"{name} holds {int(bad.sum())} block scales that are NaN or negative, the first is "
+            f"{kind} "
             f"(0x{scales[row, block]:02x}) at row {row}, block {block}"
         )
 
@@ -77,9 +79,10 @@ def _multiplier(checkpoint: Checkpoint, source: Source) -> np.float32:
 def multiplier_of_divisor(divisor: np.float32) -> np.float32:
     """The multiplier t = amax / 2688 that a stored divisor g = 1 / t was made from.
 
-    Both g and t are rounded to float32, so 1 / g misses t by one ulp in about a quarter of the cases. The amax of BF16
-    weights is a BF16 value, though, and 2688 / g is far closer to it than to any other BF16 value: rounding there gives it
-    back, and with it t, bit for bit. The guess counts only if g is its correctly rounded inverse; else 1 / g stands.
+    Both g and t are rounded to float32, so 1 / g misses t by one ulp in about a quarter of the
+    cases. The amax of BF16 weights is a BF16 value, though, and 2688 / g is far closer to it than
+    to any other BF16 value: rounding there gives it back, and with it t, bit for bit. The guess
+    counts only if g is its correctly rounded inverse; else 1 / g stands.
     """
     g = np.float64(divisor)
     with np.errstate(over="ignore", under="ignore"):

@@ -1,4 +1,4 @@
-"""Stored tensor names to canonical ones: "model.language_model.layers.0.mlp.up_proj.weight" is "layers.0.mlp.up_proj.weight"."""
+"""Stored tensor names to canonical ones, which have no prefix: "layers.0.mlp.up_proj.weight"."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ _BUFFERS = (".rotary_emb.inv_freq",)
 
 
 def canonical(stored: str) -> str | None:
-    """The prefix-free name, or None for tensors that the text model never reads (vision tower, recomputed buffers)."""
+    """The prefix-free name, or None for what the text model never reads (vision, old buffers)."""
     name = strip_prefix(stored)
     if name.startswith(_OTHER_MODELS) or name.endswith(_BUFFERS):
         return None
@@ -28,7 +28,7 @@ def strip_prefix(stored: str) -> str:
 
 
 def spellings(module: str) -> tuple[str, ...]:
-    """Every way in which a configuration may name a canonical module: bare and behind each prefix."""
+    """Every way in which a configuration may name a canonical module: bare or prefixed."""
     return (module, *(prefix + module for prefix in PREFIXES))
 
 
@@ -45,7 +45,8 @@ def canonical_index(stored: Iterable[str]) -> dict[str, str]:
             continue
         if short in index:
             raise CheckpointError(
-                f"tensors {index[short]!r} and {name!r} both mean {short}; the checkpoint must hold one of them"
+                f"tensors {index[short]!r} and {name!r} both mean {short}; the checkpoint must "
+                "hold one of them"
             )
         index[short] = name
     return index

@@ -1,4 +1,4 @@
-"""Module patterns of quantisation records: literal names, globs, and regular expressions behind "re:"."""
+"""Module patterns of quantisation records: literal names, globs, expressions behind "re:"."""
 
 import re
 from collections.abc import Iterable
@@ -13,9 +13,10 @@ from onecat_jax.loading.names import spellings
 class Patterns:
     """A set of patterns, prepared so that a thousand literal names cost no more than one.
 
-    A literal names a module, any of its parents, or a run of its components ("in_proj_a", "linear_attn.in_proj_a"). A glob
-    must span a whole module or parent name, and its `*` spans dots. A "re:" expression must match from the first character.
-    Names count with and without the prefix of the text model.
+    A literal names a module, any of its parents, or a run of its components ("in_proj_a",
+    "linear_attn.in_proj_a"). A glob must span a whole module or parent name, and its `*` spans
+    dots. A "re:" expression must match from the first character. Names count with and without the
+    prefix of the text model.
     """
 
     literals: frozenset[str]
@@ -54,7 +55,8 @@ def _compile(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern.removeprefix("re:"))
     except re.error as error:
         raise CheckpointError(
-            f"the quantisation record holds {pattern!r}, which is no valid regular expression: {error}"
+            f"the quantisation record holds {pattern!r}, which is no valid regular expression: "
+            f"{error}"
         ) from error
 
 

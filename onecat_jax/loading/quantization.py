@@ -1,6 +1,7 @@
 """What a checkpoint's configuration says about formats: a cross-check of what names and dtypes say.
 
-A contradiction means that somebody mixed files or that an exporter went wrong, so it is refused rather than resolved.
+A contradiction means that somebody mixed files or that an exporter went wrong, so it is refused
+rather than resolved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ class Rules:
     Attributes:
       method: quant_method, "" if the checkpoint has no record; then nothing is checked.
       excluded: modules that stay dense.
-      layers: (modules, format) in order; the first that matches a module decides, no match means dense.
+      layers: (modules, format) in order; the first that matches a module decides, no match means
+        dense.
     """
 
     method: str
@@ -28,7 +30,7 @@ class Rules:
     layers: tuple[tuple[Patterns, str], ...]
 
     def expected(self, module: str) -> tuple[str, str]:
-        """(format, why) for a linear under its canonical name; the format is "" if there is no record."""
+        """(format, why) of a linear by canonical name; the format is "" if there is no record."""
         if not self.method:
             return "", ""
         pattern = self.excluded.match(module)

@@ -1,7 +1,7 @@
-"""Reads a safetensors file: 8 bytes of header length (little endian), a JSON header, then the tensors' bytes.
+"""Reads safetensors files: 8 bytes of header length, a JSON header, then the tensors' bytes.
 
-Opening reads the header only and validates all of it against the size of the file. Tensors are views of one read-only
-memory map per file; no byte of a tensor is read before somebody looks at it.
+Opening reads the header only and validates all of it against the size of the file. Tensors are
+views of one read-only memory map per file; no byte of a tensor is read before somebody looks at it.
 """
 
 import json
@@ -55,15 +55,14 @@ class SafetensorsFile:
         """Reads and validates the header.
 
         Raises:
-          CheckpointError: the file can't be read, is shorter or longer than its header says, or its header isn't valid.
+          CheckpointError: the file can't be read, is shorter or longer than its header says, or its
+            header isn't valid.
         """
         size, header = _read_header(path)
         start = 8 + len(header)
         entries = _parse_json(path, header)
         metadata = _metadata(path, entries.pop("__metadata__", {}))
-        tensors = {
-            name: _tensor(path, name, entry, start, size) for name, entry in entries.items()
-        }
+        tensors = {name: _tensor(path, name, entry, start, size) for name, entry in entries.items()}
         _check_coverage(path, tensors, start, size)
         return cls(path, tensors, metadata)
 
@@ -88,7 +87,8 @@ class SafetensorsFile:
             return np.empty(info.shape, dtype)
         if info.offset + info.nbytes > len(self._map):
             raise CheckpointError(
-                f"{self.path} has {len(self._map)} bytes now and had more when it was opened; {_AGAIN}"
+                f"{self.path} has {len(self._map)} bytes now and had more when it was opened; "
+                f"{_AGAIN}"
             )
         view = np.ndarray(info.shape, dtype, buffer=self._map, offset=info.offset)
         view.flags.writeable = False
@@ -103,7 +103,8 @@ def _read_header(path: Path) -> tuple[int, bytes]:
             head = file.read(8)
             if head + file.read(len(_LFS_POINTER) - 8) == _LFS_POINTER:
                 raise CheckpointError(
-                    f"{path} is a Git LFS pointer, not the weights; run 'git lfs pull' in its folder"
+                    f"{path} is a Git LFS pointer, not the weights; run 'git lfs pull' in its "
+                    "folder"
                 )
             length = _header_length(path, head, size)
             file.seek(8)
@@ -115,12 +116,14 @@ def _read_header(path: Path) -> tuple[int, bytes]:
 def _header_length(path: Path, head: bytes, size: int) -> int:
     if len(head) < 8:
         raise CheckpointError(
-            f"{path} has {size} bytes; a safetensors file starts with 8 bytes of header length; {_AGAIN}"
+            f"{path} has {size} bytes; a safetensors file starts with 8 bytes of header length; "
+            f"{_AGAIN}"
         )
     length = int.from_bytes(head, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{path}: header length is {length} bytes, the limit is {MAX_HEADER_BYTES}; this is no safetensors file"
+            f"{path}: header length is {length} bytes, the limit is {MAX_HEADER_BYTES}; this is "
+            "no safetensors file"
         )
     if 8 + length > size:
         raise CheckpointError(
@@ -166,19 +169,22 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> TensorI
     dtype = entry["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
-            f"{path}: tensor {name!r} has dtype {dtype!r}, which is unknown; known: {', '.join(DTYPES)}"
+            f"{path}: tensor {name!r} has dtype {dtype!r}, which is unknown; known: "
+            f"{', '.join(DTYPES)}"
         )
     shape = _naturals(path, name, "shape", entry["shape"])
     begin, end = _offsets(path, name, entry["data_offsets"])
     needed = _nbytes(path, name, shape, DTYPES[dtype].itemsize)
     if end - begin != needed:
         raise CheckpointError(
-            f"{path}: tensor {name!r} of dtype {dtype} and shape {list(shape)} needs {needed} bytes, "
+            f"{path}: tensor {name!r} of dtype {dtype} and shape {list(shape)} needs {needed} "
+            "bytes, "
             f"data_offsets [{begin}, {end}] hold {end - begin}; {_AGAIN}"
         )
     if start + end > size:
         raise CheckpointError(
-            f"{path} is cut off: tensor {name!r} ends at byte {start + end}, the file has {size}; {_AGAIN}"
+            f"{path} is cut off: tensor {name!r} ends at byte {start + end}, the file has {size}; "
+            f"{_AGAIN}"
         )
     return TensorInfo(dtype, shape, path, start + begin, needed)
 
@@ -197,17 +203,19 @@ def _offsets(path: Path, name: str, value: Any) -> tuple[int, int]:
     offsets = _naturals(path, name, "data_offsets", value)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(
-            f"{path}: tensor {name!r} has data_offsets {list(offsets)}; begin and end, begin <= end, are needed"
+            f"{path}: tensor {name!r} has data_offsets {list(offsets)}; begin and end, begin <= "
+            "end, are needed"
         )
     return offsets[0], offsets[1]
 
 
 def _nbytes(path: Path, name: str, shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of the elements; refuses shapes that no array library can index, even when one dimension is zero."""
+    """Bytes of the elements; refuses shapes that can't be indexed, even with a zero."""
     span = math.prod(max(d, 1) for d in shape) * itemsize
     if span >= _MAX_TENSOR_BYTES:
         raise CheckpointError(
-            f"{path}: tensor {name!r} of shape {list(shape)} would span {span} bytes; the limit is 2**62"
+            f"{path}: tensor {name!r} of shape {list(shape)} would span {span} bytes; the limit "
+            "is 2**62"
         )
     return math.prod(shape) * itemsize
 
@@ -218,15 +226,18 @@ def _check_coverage(path: Path, tensors: Mapping[str, TensorInfo], start: int, s
     for name, info in sorted(tensors.items(), key=lambda t: (t[1].offset, t[1].nbytes)):
         if info.offset < at:
             raise CheckpointError(
-                f"{path}: tensor {name!r} starts at byte {info.offset}, inside tensor {before!r}, which ends "
+                f"{path}: tensor {name!r} starts at byte {info.offset}, inside tensor {before!r}, "
+                "which ends "
                 f"at {at}; {_AGAIN}"
             )
         if info.offset > at:
             raise CheckpointError(
-                f"{path}: bytes {at} to {info.offset} before tensor {name!r} belong to no tensor; {_AGAIN}"
+                f"{path}: bytes {at} to {info.offset} before tensor {name!r} belong to no tensor; "
+                f"{_AGAIN}"
             )
         at, before = info.offset + info.nbytes, name
     if at != size:
         raise CheckpointError(
-            f"{path} has {size} bytes, its header describes {at}; {size - at} bytes belong to no tensor; {_AGAIN}"
+            f"{path} has {size} bytes, its header describes {at}; {size - at} bytes belong to no "
+            f"tensor; {_AGAIN}"
         )

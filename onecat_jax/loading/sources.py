@@ -7,17 +7,19 @@ from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import IGNORED_SUFFIXES, Mismatch, Parts, Source, parts_of, source
 from onecat_jax.loading.names import canonical_index
 from onecat_jax.loading.quantization import Rules, read_rules
-from onecat_jax.models.spec import TensorSpec, TensorSpecs
+from onecat_jax.models.spec import TensorSpecs
 
 _LISTED = 5
 
 
 def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source]:
-    """Canonical name to source. A group of optional tensors (MTP) that is wholly absent is left out.
+    """Canonical name to source. A group of optional tensors (MTP) that is wholly absent is left
+    out.
 
     Raises:
-      CheckpointError: tensors are missing, unknown, of a wrong shape or dtype, of a format that isn't implemented, or
-        contradict the quantisation record; one error names up to five of them.
+      CheckpointError: tensors are missing, unknown, of a wrong shape or dtype, of a format that
+        isn't implemented, or contradict the quantisation record; one error names up to five of
+        them.
     """
     index = canonical_index(checkpoint.tensors)
     rules = read_rules(checkpoint.quantization)
@@ -38,7 +40,10 @@ def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source
 
 
 def refuse(title: str, problems: list[str]) -> None:
-    """Raises one CheckpointError that lists the first problems, if there are any. `{count}` of the title is their number."""
+    """Raises one CheckpointError that lists the first problems, if there are any.
+
+    `{count}` of the title is their number.
+    """
     if not problems:
         return
     listed = "; ".join(problems[:_LISTED])
@@ -47,7 +52,10 @@ def refuse(title: str, problems: list[str]) -> None:
 
 
 def _wanted(index: Mapping[str, str], specs: TensorSpecs) -> TensorSpecs:
-    """Specs without the optional groups of which the checkpoint holds nothing. A group is the first word of a name."""
+    """Specs without the optional groups of which the checkpoint holds nothing.
+
+    A group is the first word of a name.
+    """
     groups = {name.split(".")[0] for name in index}
     return {
         name: spec for name, spec in specs.items() if spec.required or name.split(".")[0] in groups
@@ -55,12 +63,11 @@ def _wanted(index: Mapping[str, str], specs: TensorSpecs) -> TensorSpecs:
 
 
 def _cross_check(name: str, found: Source, parts: Parts, rules: Rules, file: str) -> None:
-    """The MTP head may stay dense where the record doesn't say so: exporters that never load it don't list it."""
-    spec: TensorSpec = found.spec
-    if spec.kind != "linear":
+    """An MTP head may be dense without being listed: exporters that never load it don't know it."""
+    if found.spec.kind != "linear":
         return
     expected, why = rules.expected(name.removesuffix(".weight"))
-    if expected in ("", found.format) or found.format == "dense" and name.startswith("mtp."):
+    if expected in ("", found.format) or (found.format == "dense" and name.startswith("mtp.")):
         return
     weight = next(part for part in parts.values() if part.name == found.weight)
     raise Mismatch(f"{weight} is stored as {found.format}, but {file} ({rules.method}) says {why}")
@@ -69,7 +76,10 @@ def _cross_check(name: str, found: Source, parts: Parts, rules: Rules, file: str
 def _unknown(
     checkpoint: Checkpoint, index: Mapping[str, str], specs: TensorSpecs, used: set[str]
 ) -> Iterable[str]:
-    """Tensors that nobody asked for. A stored head beside tied embeddings and an MTP head without a place are known."""
+    """Tensors that nobody asked for.
+
+    A stored head beside tied embeddings and an MTP head without a place are known.
+    """
     known = {name.split(".")[0] for name in specs}
     optional = {"lm_head", "mtp"} - known
     for name, stored in index.items():
