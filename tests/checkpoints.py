@@ -200,7 +200,7 @@ def config_json(config: ModelConfig, style: Style = Style()) -> dict[str, Any]:
 
 
 def quantization_json(config: ModelConfig, style: Style) -> dict[str, Any]:
-    """The quantisation record that agrees with the style: every dense linear is excluded by name."""
+    """The quantisation record that agrees with the style; dense linears are excluded by name."""
     dense = [
         style.prefix + module if module.split(".")[0] not in ("lm_head", "mtp") else module
         for name, spec in tensor_specs(config).items()
