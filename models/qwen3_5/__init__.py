@@ -2,8 +2,17 @@
 
 from onecat_jax.models.qwen3_5.build import build_params
 from onecat_jax.models.qwen3_5.config import ModelConfig
-from onecat_jax.models.qwen3_5.forward import StepBatch, forward, logits
+from onecat_jax.models.qwen3_5.forward import ForwardOptions, StepBatch, forward, logits
 from onecat_jax.models.qwen3_5.params import tensor_specs
 from onecat_jax.models.qwen3_5.weights import Params
 
-__all__ = ["ModelConfig", "Params", "StepBatch", "build_params", "forward", "logits", "tensor_specs"]
+__all__ = [
+    "ForwardOptions",
+    "ModelConfig",
+    "Params",
+    "StepBatch",
+    "build_params",
+    "forward",
+    "logits",
+    "tensor_specs",
+]

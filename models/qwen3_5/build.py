@@ -15,7 +15,6 @@ from onecat_jax.custom_calls.linear import (
     LinearRoute,
     NVFP4Tensor,
     build_linear,
-    load_dense,
 )
 from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
 from onecat_jax.models.qwen3_5.weights import AttentionStack, GDNStack, MLPStack, Params, Segment
@@ -81,6 +80,13 @@ class _Builder:
         self.progress(sum(_host_bytes(t) for row in rows for t in row))
         return built
 
+    def vocabulary(self, name: str) -> Linear:
+        tensor = self.tensors[name]
+        tensor = DenseTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+        built = build_linear([[tensor]], route=self.route, dtype=self.dtype)
+        self.progress(_host_bytes(tensor))
+        return built
+
     def vectors(self, layers: Sequence[int], name: str) -> Array:
         """Stacks small tensors as float32: norms, gates and convolutions are computed in float32."""
         rows = [np.asarray(self.tensors[f"layers.{i}.{name}"], np.float32) for i in layers]
@@ -133,7 +139,7 @@ class _Builder:
 
 def _dense(weight: Linear) -> Dense:
     if not isinstance(weight, Dense):
-        raise TypeError(f"the GDN gate projections must be dense here, found {type(weight).__name__}")
+        raise TypeError(f"a dense weight is needed here, found {type(weight).__name__}")
     return weight
 
 
@@ -171,9 +177,7 @@ def build_params(
     builder = _Builder(tensors, config, route, dtype, progress)
     signatures = [_signature(tensors, i, kind) for i, kind in enumerate(config.layer_types)]
     segments = tuple(builder.segment(p, unrolled) for p in plan_segments(signatures))
-    embed = load_dense(tensors["embed_tokens.weight"], route=route, dtype=dtype)
-    progress(embed.nbytes)
-    tied = "lm_head.weight" not in tensors
-    head = Dense((embed,)) if tied else build_linear([[tensors["lm_head.weight"]]], route=route, dtype=dtype)
+    embed = builder.vocabulary("embed_tokens.weight")
+    head = builder.vocabulary("lm_head.weight") if "lm_head.weight" in tensors else embed
     norm = jnp.asarray(np.asarray(tensors["norm.weight"], np.float32))
-    return Params(embed, segments, norm, head)
+    return Params(_dense(embed), segments, norm, head)

@@ -82,7 +82,7 @@ class Segment:
 class Params:
     """A whole model."""
 
-    embed: Array  # [V, E] storage dtype
+    embed: Dense  # [V, E], L = 1
     segments: tuple[Segment, ...]
     norm: Array  # [E] zero-centred
-    head: Linear  # [V, E], L = 1; shares the embedding's buffer when tied
+    head: Linear  # [V, E], L = 1; the embedding itself when tied

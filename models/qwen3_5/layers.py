@@ -1,0 +1,46 @@
+"""Small pure pieces shared by the layers: norm, rotary embedding, feed-forward, choosing a layer of a stack."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from onecat_jax.custom_calls.dispatch import Policy
+from onecat_jax.custom_calls.linear import Layer, linear
+from onecat_jax.models.qwen3_5.weights import MLPStack
+
+
+def pick(stack: Array, layer: Layer) -> Array:
+    """Row of a stack [L, ...] -> [...]; a static slice when the layer is known while tracing."""
+    at = layer.index * layer.mul + layer.add
+    if isinstance(at, int):
+        return stack[at]
+    return lax.dynamic_index_in_dim(stack, at, keepdims=False)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Zero-centred RMSNorm over the last axis: float32 in, float32 out; weights are stored around 0."""
+    x = x.astype(jnp.float32)
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * (1.0 + weight)
+
+
+def rotary_angles(position: Array, rotary_dim: int, theta: float) -> tuple[Array, Array]:
+    """cos and sin [B, T, rotary_dim / 2] float32 for absolute positions [B, T]."""
+    exponent = jnp.arange(0, rotary_dim, 2, dtype=jnp.float32) / rotary_dim
+    angle = position.astype(jnp.float32)[..., None] * (1.0 / theta**exponent)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Partial rotary embedding of x [B, T, heads, D] float32: dim j pairs with j + rotary_dim / 2, the rest passes."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
+
+
+def mlp(stack: MLPStack, layer: Layer, x: Array, *, eps: float, dtype: jnp.dtype, policy: Policy) -> Array:
+    """SwiGLU block of the float32 residual x [B, T, E]; returns the float32 update."""
+    h = rms_norm(x, pick(stack.input_norm, layer), eps).astype(dtype)
+    gate, up = jnp.split(linear(h, stack.gate_up_proj, layer, policy=policy), 2, axis=-1)
+    h = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(dtype)
+    return linear(h, stack.down_proj, layer, out_dtype=jnp.float32, policy=policy)

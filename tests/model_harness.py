@@ -1,0 +1,138 @@
+"""A model with its caches and no engine around it, for tests that look at logits."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from onecat_jax.custom_calls.dispatch import Policy
+from onecat_jax.custom_calls.linear import DenseTensor
+from onecat_jax.models.qwen3_5 import (
+    ForwardOptions,
+    ModelConfig,
+    Params,
+    StepBatch,
+    build_params,
+    forward,
+    logits,
+    tensor_specs,
+)
+from onecat_jax.state import CacheShape, CacheState
+
+PAGE = 16
+
+
+def host_tensors(named: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
+    """Hugging Face names -> what the loader hands to `build_params`."""
+    specs = tensor_specs(config)
+    bare = {name.removeprefix("model."): value for name, value in named.items()}
+    return {
+        name: DenseTensor(bare[name]) if spec.kind == "linear" else bare[name]
+        for name, spec in specs.items()
+        if name in bare
+    }
+
+
+@dataclass(frozen=True)
+class Harness:
+    """One model, up to `slots - 1` sequences of up to `capacity` tokens each; slot s owns pages of its own."""
+
+    params: Params
+    options: ForwardOptions
+    capacity: int
+    slots: int = 3
+
+    @cached_property
+    def step(self):
+        """Jitted (params, state, batch) -> (logits [B, T, V] float32, state)."""
+        return jax.jit(partial(_step, options=self.options), donate_argnums=1)
+
+    @property
+    def table_pages(self) -> int:
+        return -(-self.capacity // PAGE)
+
+    def new_state(self, poison: float = 0.0) -> CacheState:
+        """Fresh caches; `poison` fills everything that isn't padding, as earlier users of the memory would."""
+        c = self.options.config
+        shape = CacheShape(
+            attention_layers=c.num_full_layers,
+            pages=self.table_pages * (self.slots - 1) + 1,
+            page_size=PAGE,
+            kv_heads=c.num_key_value_heads,
+            head_dim=c.head_dim,
+            gdn_layers=c.num_linear_layers,
+            slots=self.slots,
+            value_heads=c.linear_num_value_heads,
+            key_dim=c.linear_key_head_dim,
+            value_dim=c.linear_value_head_dim,
+            conv_channels=c.conv_dim,
+            conv_width=c.linear_conv_kernel_dim,
+        )
+        dtype = jnp.dtype(self.options.dtype)
+        state = CacheState.zeros(shape, kv_dtype=dtype, window_dtype=dtype)
+        return jax.tree.map(lambda a: a + jnp.asarray(poison, a.dtype), state)
+
+    def batch(self, tokens: Sequence[int], start: int, width: int, slot: int = 1) -> StepBatch:
+        """One sequence's rows, padded to `width`, beside an empty batch row."""
+        padded = np.zeros((2, width), np.int32)
+        padded[0, : len(tokens)] = tokens
+        first = 1 + (slot - 1) * self.table_pages
+        table = np.zeros((2, self.table_pages), np.int32)
+        table[0] = np.arange(first, first + self.table_pages)
+        return StepBatch(
+            tokens=jnp.asarray(padded),
+            start=jnp.asarray([start, 0], jnp.int32),
+            count=jnp.asarray([len(tokens), 0], jnp.int32),
+            slots=jnp.asarray([slot, 0], jnp.int32),
+            table=jnp.asarray(table),
+        )
+
+    def run(
+        self, state: CacheState, tokens: Sequence[int], start: int, width: int, slot: int = 1
+    ) -> tuple[np.ndarray, CacheState]:
+        """Logits [len(tokens), V] of one sequence's next rows."""
+        out, state = self.step(self.params, state, self.batch(tokens, start, width, slot))
+        return np.asarray(out[0, : len(tokens)]), state
+
+    def prefill(
+        self, state: CacheState, tokens: Sequence[int], chunks: Sequence[int], width: int, slot: int = 1
+    ) -> Iterator[tuple[np.ndarray, CacheState]]:
+        """Runs `tokens` in pieces of these lengths."""
+        start = 0
+        for size in chunks:
+            out, state = self.run(state, tokens[start : start + size], start, width, slot)
+            start += size
+            yield out, state
+
+
+def _step(params: Params, state: CacheState, batch: StepBatch, options: ForwardOptions):
+    hidden, state = forward(params, state, batch, options)
+    return logits(params, hidden, options), state
+
+
+def build(
+    named: Mapping[str, np.ndarray],
+    config_json: Mapping[str, Any],
+    *,
+    capacity: int,
+    dtype: str = "float32",
+    policy: Policy | None = None,
+    unrolled: bool = True,
+    route: Any = None,
+) -> Harness:
+    """A harness around seeded weights."""
+    config = ModelConfig.from_hf(config_json)
+    policy = policy or Policy()
+    params = build_params(
+        host_tensors(named, config), config, route=route, dtype=dtype, unrolled=unrolled
+    )
+    return Harness(params, ForwardOptions(config, dtype, policy), capacity)
+
+
+def relative(found: Array | np.ndarray, expected: np.ndarray, scale: float) -> float:
+    """Largest absolute difference as a part of `scale`."""
+    return float(np.abs(np.asarray(found, np.float64) - expected).max() / scale)
