@@ -1,0 +1,24 @@
+"""Pure sampling: counter-based randomness, target transforms, the draw and log probabilities.
+
+Everything is jittable, takes one batch row per request in [B] arrays and gives a row the same result whatever its row number,
+its neighbours and the batch size are. Imports no model, no state of the engine and no server.
+"""
+
+from onecat_jax.sampling.logprobs import token_logprobs
+from onecat_jax.sampling.randomness import STREAM_ACCEPT, STREAM_DRAFT, STREAM_TARGET
+from onecat_jax.sampling.sample import healthy_rows, sample, stop_hits
+from onecat_jax.sampling.state import SamplingState, request_row, set_row, stack_rows
+
+__all__ = [
+    "STREAM_ACCEPT",
+    "STREAM_DRAFT",
+    "STREAM_TARGET",
+    "SamplingState",
+    "healthy_rows",
+    "request_row",
+    "sample",
+    "set_row",
+    "stack_rows",
+    "stop_hits",
+    "token_logprobs",
+]

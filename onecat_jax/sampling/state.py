@@ -1,0 +1,70 @@
+"""Sampling settings of the rows of a batch, as arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from onecat_jax.sampling_params import MAX_STOP_IDS, SamplingParams, effective_stop_ids
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SamplingState:
+    """One row per batch row. A row of zeros in temperature is greedy and ignores every other setting but the stop ids."""
+
+    temperature: Array  # [B] float32, 0 = greedy
+    top_k: Array  # [B] int32, 0 = off
+    top_p: Array  # [B] float32, 1 = off
+    min_p: Array  # [B] float32, 0 = off
+    seed: Array  # [B, 2] uint32, low word first
+    stop_ids: Array  # [B, MAX_STOP_IDS] int32, -1 = unused
+    min_position: Array  # [B] int32, stop ids aren't sampled at positions below it (min_tokens)
+
+
+def request_row(
+    params: SamplingParams, eos_ids: Sequence[int], *, seed: int, prompt_length: int
+) -> SamplingState:
+    """The row of one request: NumPy arrays without the B axis.
+
+    Args:
+      params: checked settings; its own seed isn't read.
+      eos_ids: end-of-sequence ids of the model, left out of the stop ids if params.ignore_eos.
+      seed: the 64-bit seed in use, params.seed or the engine's choice; taken modulo 2**64.
+      prompt_length: tokens of the prompt; the first new token has this position.
+    Raises:
+      RequestError: more than MAX_STOP_IDS stop ids.
+    """
+    stops = effective_stop_ids(params, eos_ids)
+    padded = np.full(MAX_STOP_IDS, -1, np.int32)
+    padded[: len(stops)] = stops
+    bits = seed & (2**64 - 1)
+    return SamplingState(  # type: ignore[arg-type]  # host arrays become device arrays at the jit boundary
+        temperature=np.float32(params.temperature),
+        top_k=np.int32(max(params.top_k, 0)),
+        top_p=np.float32(params.top_p),
+        min_p=np.float32(params.min_p),
+        seed=np.array([bits & 0xFFFFFFFF, bits >> 32], np.uint32),
+        stop_ids=padded,
+        min_position=np.int32(prompt_length + params.min_tokens),
+    )
+
+
+def padding_row() -> SamplingState:
+    """A greedy row that never stops, for unused batch rows."""
+    return request_row(SamplingParams(temperature=0.0), (), seed=0, prompt_length=0)
+
+
+def stack_rows(rows: Sequence[SamplingState | None], batch: int | None = None) -> SamplingState:
+    """Rows of `request_row` to one state of `batch` rows (default: as many as given); None and the tail are padding."""
+    filled = [row if row is not None else padding_row() for row in rows]
+    filled += [padding_row()] * ((batch or len(filled)) - len(filled))
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *filled)
+
+
+def set_row(state: SamplingState, index: int | Array, row: SamplingState) -> SamplingState:
+    """The state with one row replaced. Jittable."""
+    return jax.tree.map(lambda all_rows, one: all_rows.at[index].set(one), state, row)

@@ -1,0 +1,214 @@
+"""Settings of one generation request, with vLLM's field names."""
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onecat_jax.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_STOP_IDS = 16  # stop_token_ids and the model's end-of-sequence ids together
+MAX_SAMPLES = 64
+_LATER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are picked and when a request ends. Checked on construction.
+
+    Attributes:
+      temperature: 0 = greedy (the likeliest token, ties to the lowest id).
+      top_p: keeps a token while the mass ranked before it is below top_p.
+      top_k: keeps exactly this many tokens; 0 or -1 = all.
+      min_p: drops tokens less likely than min_p times the likeliest.
+      seed: 64 bits, the whole source of randomness of this request; None (or -1) = chosen by the engine.
+      max_tokens: new tokens at most; None = up to the model length.
+      min_tokens: stop ids aren't sampled and stop strings aren't looked for before this many tokens.
+      stop: strings that end the text; stored as a tuple.
+      stop_token_ids: ids that end the request besides the model's own; stored as a tuple.
+      ignore_eos: go on past the model's end-of-sequence ids.
+      n: independent samples of the same prompt; see `samples`.
+      logprobs: None, or how many of the likeliest tokens to report next to the chosen one.
+      prompt_logprobs: the same for the tokens of the prompt.
+      presence_penalty, frequency_penalty, repetition_penalty, logit_bias: only the neutral value is implemented.
+      skip_special_tokens: leave control tokens out of the text.
+      include_stop_str_in_output: keep the stop string, or the text of the stop token, at the end of the text.
+      detokenize: False = token ids only, text stays empty.
+    Raises:
+      RequestError: a value of the wrong type or out of range; the message names the field, the value and the range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_distribution()
+        self._check_length()
+        self._check_reports()
+        self._check_flags()
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
+        if self.stop and not self.detokenize:
+            raise RequestError(
+                "stop strings need the text, but detokenize is False: set detokenize=True or use stop_token_ids."
+            )
+
+    def _check_distribution(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        for name, neutral in _LATER.items():
+            _number(name, getattr(self, name), -math.inf, math.inf)
+            _refuse_unless(name, getattr(self, name), neutral)
+        if self.logit_bias:
+            _refuse_unless("logit_bias", self.logit_bias, None)
+
+    def _check_length(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; need min_tokens <= max_tokens."
+            )
+        _integer("n", self.n, 1, MAX_SAMPLES)
+
+    def _check_reports(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+
+    def _check_flags(self) -> None:
+        names = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize")
+        for name in names:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, an empty tuple if there are none."""
+        return self.stop  # type: ignore[return-value]  # normalised in __post_init__
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The extra stop token ids, an empty tuple if there are none."""
+        return self.stop_token_ids  # type: ignore[return-value]  # normalised in __post_init__
+
+    def samples(self) -> tuple["SamplingParams", ...]:
+        """One single-sample request per sample: the first keeps the seed, the others get seeds derived from it."""
+        return tuple(
+            replace(self, n=1, seed=None if self.seed is None else derived_seed(self.seed, i))
+            for i in range(self.n)
+        )
+
+    @classmethod
+    def from_generation_config(
+        cls, config: Mapping[str, Any], **overrides: Any
+    ) -> "SamplingParams":
+        """Defaults of a checkpoint: temperature, top_p, top_k and min_p of generation_config.json.
+
+        do_sample false means greedy. Other keys are ignored. `overrides` are fields of this class and win.
+        """
+        values = {key: config[key] for key in _GENERATION_KEYS if config.get(key) is not None}
+        if config.get("do_sample") is False:
+            values["temperature"] = 0.0
+        return cls(**{**values, **overrides})
+
+
+def effective_stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> tuple[int, ...]:
+    """All ids that end the request, in the order end-of-sequence ids, then stop_token_ids, without repeats.
+
+    Raises:
+      RequestError: more than MAX_STOP_IDS of them.
+    """
+    eos = () if params.ignore_eos else tuple(eos_ids)
+    ids = tuple(dict.fromkeys(eos + params.stop_ids))
+    if len(ids) > MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids and the {len(eos)} end-of-sequence ids of the model make {len(ids)} stop ids; "
+            f"at most {MAX_STOP_IDS} are allowed: remove {len(ids) - MAX_STOP_IDS}."
+        )
+    return ids
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """Seed of sample `index`: the seed itself for 0, else the SplitMix64 output at that distance from it."""
+    mask = 2**64 - 1
+    if index == 0:
+        return seed & mask
+    z = (seed + index * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    left, right = ("(" if open_low else "["), (")" if math.isinf(high) else "]")
+    allowed = f"{left}{low:g}, {high:g}{right}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise RequestError(f"{name} must be a number in {allowed}, got {value!r}.")
+    inside = low < value <= high if open_low else low <= value <= high
+    if not math.isfinite(value) or not inside:
+        raise RequestError(f"{name} must lie in {allowed}, got {value}.")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}.")
+    if not low <= value <= high:
+        raise RequestError(f"{name} must lie between {low} and {high}, got {value}.")
+
+
+def _refuse_unless(name: str, value: object, neutral: object) -> None:
+    if value != neutral:
+        raise RequestError(
+            f"{name}={value!r} isn't implemented yet; only the neutral value {neutral!r} is accepted: leave it out."
+        )
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    values = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(values, (list, tuple)) or not all(isinstance(s, str) for s in values):
+        raise RequestError(f"stop must be a string or a list of strings, got {stop!r}.")
+    if "" in values:
+        raise RequestError("stop holds an empty string, which would end every text at once: remove it.")
+    return tuple(values)
+
+
+def _stop_token_ids(ids: object) -> tuple[int, ...]:
+    values = () if ids is None else ids
+    if not isinstance(values, (list, tuple)):
+        raise RequestError(f"stop_token_ids must be a list of token ids, got {ids!r}.")
+    for value in values:
+        _integer("stop_token_ids", value, 0, 2**31 - 1)
+    if len(values) > MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids holds {len(values)} ids; at most {MAX_STOP_IDS} are allowed, end-of-sequence ids included."
+        )
+    return tuple(int(value) for value in values)
