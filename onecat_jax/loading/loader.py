@@ -13,7 +13,6 @@ HostTensor = DenseTensor | NVFP4Tensor | np.ndarray
 
 _NVFP4_RANGE = 448.0 * 6.0  # largest E4M3 times largest E2M1
 _NAN = 0x7F
-_MINUS_ZERO = 0x80
 
 
 def load_tensors(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, HostTensor]:
@@ -51,14 +50,11 @@ def host_tensor(checkpoint: Checkpoint, source: Source) -> HostTensor:
 
 
 def _check_block_scales(name: str, scales: np.ndarray) -> None:
-    """scales: bits of E4M3 [N, K/16]. Good ones are 0x00..0x7e; minus zero does no harm."""
-    if scales.size == 0 or scales.max() < _NAN:
-        return
-    nan = (scales & _NAN) == _NAN
-    bad = nan | (scales > _MINUS_ZERO)
-    if bad.any():
+    """scales: bits of E4M3 [N, K/16]. Good ones are 0x00 to 0x7e, 0x7f and 0xff are NaN."""
+    if scales.size and scales.max() >= _NAN:
+        bad = scales >= _NAN
         row, block = np.argwhere(bad)[0]
-        kind = "NaN" if nan[row, block] else "negative"
+        kind = "NaN" if scales[row, block] & _NAN == _NAN else "negative"
         raise Mismatch(
             f"{name} holds {int(bad.sum())} block scales that are NaN or negative, the first is "
             f"{kind} "

@@ -1,0 +1,258 @@
+"""What a model needs on one device, group by group, before one weight is read; and the refusal when
+it doesn't fit.
+
+The paged cache takes what is left, at most what `max_num_seqs` requests of `max_model_len` tokens
+fill and at least one such request. Everything else is fixed by the arguments.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax.numpy as jnp
+import numpy as np
+
+from onecat_jax.errors import CapacityError
+from onecat_jax.loading.device_memory import DeviceMemory, gib
+from onecat_jax.loading.formats import Source
+from onecat_jax.models.qwen3_5.config import ModelConfig
+from onecat_jax.state import CacheShape
+
+EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
+SMALL, MTP = "norms and small", "MTP head"
+WEIGHT_GROUPS = (EMBEDDING, GDN, ATTENTION, MLP, SMALL, MTP)
+HEADROOM = 256 * 2**20  # code, library workspaces, fragmentation
+
+_DENSE_ON_DEVICE = ("in_proj_a", "in_proj_b")  # read in the compute dtype whatever stores them
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The engine arguments that decide memory. Lengths and pages are in tokens."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    compute_dtype: str = "float32"
+    kv_dtype: str = "float32"
+    mtp: bool = False  # whether the MTP head is placed on the device
+
+    @property
+    def pages_per_request(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def compute_itemsize(self) -> int:
+        return jnp.dtype(self.compute_dtype).itemsize
+
+    @property
+    def kv_itemsize(self) -> int:
+        return jnp.dtype(self.kv_dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Bytes that a model needs under given arguments."""
+
+    config: ModelConfig
+    request: PlanRequest
+    weights: Mapping[str, int]  # group -> bytes
+    slab: int  # largest weight expanded for a matrix product
+
+    def cache_shape(self, pages: int) -> CacheShape:
+        """Sizes of the state with so many pages per layer, page 0 included."""
+        c = self.config
+        return CacheShape(
+            attention_layers=c.num_full_layers,
+            pages=pages,
+            page_size=self.request.block_size,
+            kv_heads=c.num_key_value_heads,
+            head_dim=c.head_dim,
+            gdn_layers=c.num_linear_layers,
+            slots=self.request.max_num_seqs + 1,
+            value_heads=c.linear_num_value_heads,
+            key_dim=c.linear_key_head_dim,
+            value_dim=c.linear_value_head_dim,
+            conv_channels=c.conv_dim,
+            conv_width=c.linear_conv_kernel_dim,
+        )
+
+    @cached_property
+    def fixed(self) -> dict[str, int]:
+        """Group -> bytes of everything but the paged cache."""
+        shape = self.cache_shape(0)
+        state = shape.gdn_bytes(0)
+        window = shape.gdn_bytes(self.request.compute_itemsize) - state
+        groups = {name: size for name in WEIGHT_GROUPS if (size := self.weights.get(name, 0))}
+        return groups | {
+            "GDN state": state,
+            "convolution window": window,
+            "largest temporary": self.slab + self._activations(),
+            "headroom": HEADROOM,
+        }
+
+    def _activations(self) -> int:
+        """Logits, and the few rows-by-width buffers that live at once in one layer."""
+        c, r = self.config, self.request
+        widest = max(2 * c.intermediate_size, c.conv_dim + c.value_dim)
+        attention = 2 * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim
+        row = 8 * c.hidden_size + 2 * r.compute_itemsize * max(widest, attention)
+        return 2 * 4 * r.max_num_seqs * c.vocab_size + r.max_num_batched_tokens * row
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all attention layers."""
+        return self.cache_shape(1).kv_bytes(self.request.kv_itemsize)
+
+    def pages_within(self, available: int) -> int:
+        """Pages per layer, page 0 included, that the rest holds; no more than can be used."""
+        full = self.request.max_num_seqs * self.request.pages_per_request + 1
+        left = available - sum(self.fixed.values())
+        return full if self.page_bytes == 0 else min(full, max(left, 0) // self.page_bytes)
+
+    @property
+    def least(self) -> int:
+        """Bytes with pages for one request of full length."""
+        return sum(self.fixed.values()) + (self.request.pages_per_request + 1) * self.page_bytes
+
+    def with_request(self, **changes: int) -> "Requirements":
+        return replace(self, request=replace(self.request, **changes))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A plan that fits.
+
+    Attributes:
+      groups: group -> bytes, the paged cache included.
+      pages: pages per layer of the paged cache, page 0 included.
+    """
+
+    request: PlanRequest
+    groups: Mapping[str, int]
+    memory: DeviceMemory
+    cache: CacheShape
+
+    @property
+    def pages(self) -> int:
+        return self.cache.pages
+
+    @property
+    def total(self) -> int:
+        return sum(self.groups.values())
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the paged cache holds."""
+        return (self.pages - 1) * self.request.block_size
+
+    def table(self) -> str:
+        """The plan as lines for people."""
+        return _table(self.groups, self.total, self.memory)
+
+
+def requirements(
+    config: ModelConfig, sources: Mapping[str, Source], request: PlanRequest
+) -> Requirements:
+    """Adds up a checkpoint's tensors as they will lie on the device."""
+    weights = dict.fromkeys(WEIGHT_GROUPS, 0)
+    for name, source in sources.items():
+        group = group_of(name, source)
+        if group != MTP or request.mtp:
+            weights[group] += device_bytes(name, source, request.compute_itemsize)
+    return Requirements(config, request, weights, _largest_slab(sources, request))
+
+
+def group_of(name: str, source: Source) -> str:
+    """The group of a canonical name."""
+    if name.startswith("mtp."):
+        return MTP
+    if name.startswith(("embed_tokens.", "lm_head.")):
+        return EMBEDDING
+    if source.spec.kind != "linear":
+        return SMALL
+    return GDN if ".linear_attn." in name else ATTENTION if ".self_attn." in name else MLP
+
+
+def device_bytes(name: str, source: Source, itemsize: int) -> int:
+    """Bytes of one tensor on the device; small tensors are kept in float32."""
+    size = int(np.prod(source.spec.shape))
+    if source.spec.kind == "vector":
+        return 4 * size
+    if source.format == "nvfp4" and not name.removesuffix(".weight").endswith(_DENSE_ON_DEVICE):
+        return size // 2 + size // 16 + 4 * source.spec.shape[0]
+    return itemsize * size
+
+
+def _largest_slab(sources: Mapping[str, Source], request: PlanRequest) -> int:
+    """Bytes of the largest quantised site, fused siblings together, in the compute dtype."""
+    sites: dict[str, int] = {}
+    for name, source in sources.items():
+        if source.format != "nvfp4" or (name.startswith("mtp.") and not request.mtp):
+            continue
+        parent, _, leaf = name.removesuffix(".weight").rpartition(".")
+        site = next((f"{parent}.{group[0]}" for group in _FUSED if leaf in group), name)
+        sites[site] = sites.get(site, 0) + int(np.prod(source.spec.shape))
+    return max(sites.values(), default=0) * request.compute_itemsize
+
+
+def fit(needs: Requirements, memory: DeviceMemory) -> MemoryPlan:
+    """Chooses the number of pages.
+
+    Raises:
+      CapacityError: not even one request of `max_model_len` tokens fits. The message holds the
+        table and the largest `max_model_len` and `max_num_seqs` that would fit.
+    """
+    request = needs.request
+    pages = needs.pages_within(memory.available)
+    if needs.least > memory.available or pages < request.pages_per_request + 1:
+        raise CapacityError(_refusal(needs, memory))
+    groups = needs.fixed | {"KV cache": pages * needs.page_bytes}
+    return MemoryPlan(request, groups, memory, needs.cache_shape(pages))
+
+
+def largest(needs: Requirements, memory: DeviceMemory, field: str, limit: int) -> int:
+    """The largest `max_model_len` or `max_num_seqs` up to a limit that fits; 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = needs.with_request(**{field: middle}).least <= memory.available
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _refusal(needs: Requirements, memory: DeviceMemory) -> str:
+    groups = needs.fixed | {
+        "KV cache, one request": needs.least - sum(needs.fixed.values()),
+    }
+    request = needs.request
+    head = (
+        f"the model doesn't fit {memory.device}: {gib(needs.least)} needed with max_model_len "
+        f"{request.max_model_len} and max_num_seqs {request.max_num_seqs}, "
+        f"{gib(memory.available)} available"
+    )
+    return f"{head}; {_advice(needs, memory)}\n{_table(groups, needs.least, memory)}"
+
+
+def _advice(needs: Requirements, memory: DeviceMemory) -> str:
+    request = needs.request
+    length = largest(needs, memory, "max_model_len", request.max_model_len)
+    seqs = largest(needs, memory, "max_num_seqs", request.max_num_seqs)
+    options = []
+    if length:
+        options.append(f"max_model_len {length}")
+    if seqs:
+        options.append(f"max_num_seqs {seqs}")
+    if options:
+        return f"what would fit: {' or '.join(options)}"
+    if largest(needs.with_request(max_num_seqs=1), memory, "max_model_len", 1):
+        return "what would fit: a smaller max_model_len together with a smaller max_num_seqs"
+    return "no max_model_len fits: a device with more memory or a smaller checkpoint is needed"
+
+
+def _table(groups: Mapping[str, int], total: int, memory: DeviceMemory) -> str:
+    rows = [*groups.items(), ("total", total), ("available", memory.available)]
+    lines = [f"  {name:<24}{gib(size):>12}" for name, size in rows]
+    return "\n".join([*lines, f"  ({memory.source})"])

@@ -1,0 +1,59 @@
+"""Looks at every value of a checkpoint: what loading leaves unread because it would cost a pass over all weights."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+
+from onecat_jax.loading.checkpoint import Checkpoint
+from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.loader import host_tensor
+
+Finding = tuple[Literal["ok", "warn", "fail"], str]
+
+_CHUNK = 1 << 24  # elements looked at together
+_FLOAT16_MAX = 65504.0
+_MAGNITUDES = {
+    # dtype: (bits, mask of the magnitude, first magnitude that isn't finite, first one beyond float16)
+    "BF16": (np.uint16, 0x7FFF, 0x7F80, 0x4780),
+    "F16": (np.uint16, 0x7FFF, 0x7C00, 0x7C00),
+    "F32": (np.uint32, 0x7FFFFFFF, 0x7F800000, 0x477FE001),
+}
+
+
+def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tuple[str, Finding]]:
+    """Reads tensor after tensor and yields (canonical name, finding).
+
+    A scale that is zero, negative or not finite and a weight that isn't finite fail. A dense matrix
+    with values beyond float16 is a warning: it can't be computed with in float16.
+    """
+    for name, source in sources.items():
+        try:
+            host_tensor(checkpoint, source)
+        except Mismatch as mismatch:
+            yield name, ("fail", str(mismatch))
+            continue
+        yield name, ("ok", "") if source.format == "nvfp4" else _dense(checkpoint, source)
+
+
+def _dense(checkpoint: Checkpoint, source: Source) -> Finding:
+    info = checkpoint.tensors[source.weight]
+    bits, mask, infinite, beyond = _MAGNITUDES[info.dtype]
+    flat = checkpoint.array(source.weight).reshape(-1).view(bits)
+    not_finite = too_large = 0
+    for start in range(0, flat.size, _CHUNK):
+        magnitude = flat[start : start + _CHUNK] & bits(mask)
+        not_finite += int((magnitude >= infinite).sum())
+        too_large += int((magnitude >= beyond).sum())
+    if not_finite:
+        return (
+            "fail",
+            f"{source.weight} ({info.file.name}) holds {not_finite} values that aren't finite",
+        )
+    if too_large and source.spec.kind != "vector":
+        return "warn", (
+            f"{source.weight} ({info.file.name}) holds {too_large} values beyond "
+            f"{_FLOAT16_MAX:.0f}, the largest float16; "
+            "use float32 or bfloat16"
+        )
+    return "ok", ""
