@@ -15,4 +15,25 @@ Isa cpu_isa();
 // this processor lacks.
 void force_cpu_isa(const std::string& name);
 
+// XLA runs its own code with subnormal numbers flushed to zero on some threads and not on others. For its lifetime this
+// puts the calling thread into IEEE mode, so that a handler's bits don't depend on the thread.
+class IeeeFloats {
+ public:
+#if defined(__x86_64__)
+  IeeeFloats() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(kRoundToNearest); }
+  ~IeeeFloats() { __builtin_ia32_ldmxcsr(saved_); }
+#else
+  IeeeFloats() {}
+  ~IeeeFloats() {}
+#endif
+  IeeeFloats(const IeeeFloats&) = delete;
+  IeeeFloats& operator=(const IeeeFloats&) = delete;
+
+#if defined(__x86_64__)
+ private:
+  static constexpr unsigned kRoundToNearest = 0x1f80;  // exceptions masked, nothing flushed
+  unsigned saved_;
+#endif
+};
+
 }  // namespace onecat

@@ -1,0 +1,78 @@
+// The CPU kernels on AVX2 with FMA: two registers are the 16 lanes.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "linear/cpu_body.h"
+#include "linear/cpu_scalar.h"
+
+namespace onecat::linear {
+namespace {
+
+struct Avx2 {
+  __m256 lo, hi;
+
+  static constexpr int kDirectRows = 4;
+  static constexpr int direct_rows(int m) { return m == 1 ? 4 : m == 2 ? 2 : 1; }
+  static constexpr int kTileX = 2;
+  static constexpr int kTileW = 2;
+
+  static inline Avx2 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static inline Avx2 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static inline Avx2 load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  }
+  static inline Avx2 load_bf16(const uint16_t* p) { return {widen(p), widen(p + 8)}; }
+  template <DenseType T>
+  static inline Avx2 load_first(const void* data, int64_t at, int count) {
+    alignas(32) float values[kLanes] = {};
+    for (int i = 0; i < count; ++i) {
+      if constexpr (T == DenseType::kF32) values[i] = static_cast<const float*>(data)[at + i];
+      if constexpr (T == DenseType::kF16) values[i] = from_f16(static_cast<const uint16_t*>(data)[at + i]);
+      if constexpr (T == DenseType::kBF16) values[i] = from_bf16(static_cast<const uint16_t*>(data)[at + i]);
+    }
+    return load(values);
+  }
+  inline void store(float* p) const {
+    _mm256_storeu_ps(p, lo);
+    _mm256_storeu_ps(p + 8, hi);
+  }
+  static inline Avx2 fma(const Avx2& a, const Avx2& b, const Avx2& c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+  }
+  static inline void decode(const uint8_t* codes, float scale0, float scale1, Avx2* out) {
+    const __m256i first = bytes(codes), second = bytes(codes + 8);
+    const __m256 s0 = _mm256_set1_ps(scale0), s1 = _mm256_set1_ps(scale1);
+    out[0] = {_mm256_mul_ps(look_up(first), s0), _mm256_mul_ps(look_up(second), s0)};
+    out[1] = {_mm256_mul_ps(look_up(_mm256_srli_epi32(first, 4)), s1),
+              _mm256_mul_ps(look_up(_mm256_srli_epi32(second, 4)), s1)};
+  }
+  static inline float fold(const Avx2& a) {
+    const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+
+ private:
+  static inline __m256i bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  // The permutation reads the low three bits of a lane, the magnitude; bit 3 is the sign.
+  static inline __m256 look_up(__m256i codes) {
+    const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_load_ps(kE2M1), codes);
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
+    return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
+  }
+  static inline __m256 widen(const uint16_t* p) {
+    const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+  }
+};
+
+}  // namespace
+
+const Kernels kAvx2Kernels = {run_nvfp4<Avx2>, run_dense<Avx2>};
+
+}  // namespace onecat::linear
+#endif

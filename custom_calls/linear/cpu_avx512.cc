@@ -1,0 +1,62 @@
+// The CPU kernels on AVX-512: one register is 16 lanes, and one permutation looks 16 codes up.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "linear/cpu_body.h"
+#include "linear/cpu_scalar.h"
+
+namespace onecat::linear {
+namespace {
+
+struct Avx512 {
+  __m512 v;
+
+  static constexpr int kDirectRows = 8;
+  static constexpr int direct_rows(int m) { return m <= 3 ? 8 : m <= 6 ? 4 : 2; }
+  static constexpr int kTileX = 6;
+  static constexpr int kTileW = 4;
+
+  static inline Avx512 zero() { return {_mm512_setzero_ps()}; }
+  static inline Avx512 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static inline Avx512 load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  static inline Avx512 load_bf16(const uint16_t* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  template <DenseType T>
+  static inline Avx512 load_first(const void* data, int64_t at, int count) {
+    const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
+    if constexpr (T == DenseType::kF32) return {_mm512_maskz_loadu_ps(mask, static_cast<const float*>(data) + at)};
+    const __m256i bits = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(data) + at);
+    if constexpr (T == DenseType::kF16) return {_mm512_cvtph_ps(bits)};
+    if constexpr (T == DenseType::kBF16) return widen(bits);
+  }
+  inline void store(float* p) const { _mm512_storeu_ps(p, v); }
+  static inline Avx512 fma(const Avx512& a, const Avx512& b, const Avx512& c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static inline void decode(const uint8_t* codes, float scale0, float scale1, Avx512* out) {
+    const __m512 table = _mm512_load_ps(kE2M1);
+    // The permutation reads the low four bits of each lane only.
+    const __m512i lanes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    const __m512 low = _mm512_permutexvar_ps(lanes, table);
+    const __m512 high = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4), table);
+    out[0].v = _mm512_mul_ps(low, _mm512_set1_ps(scale0));
+    out[1].v = _mm512_mul_ps(high, _mm512_set1_ps(scale1));
+  }
+  static inline float fold(const Avx512& a) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+
+ private:
+  static inline Avx512 widen(__m256i bf16) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16))};
+  }
+};
+
+}  // namespace
+
+const Kernels kAvx512Kernels = {run_nvfp4<Avx512>, run_dense<Avx512>};
+
+}  // namespace onecat::linear
+#endif

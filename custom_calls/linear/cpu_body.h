@@ -1,0 +1,253 @@
+// The kernels of cpu_kernels.h, written once over a vector type V of 16 lanes (cpu_generic.cc, *_avx2.cc, *_avx512.cc).
+//
+// V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), decode (16 bytes of two code groups and
+// two scales), fold (16 sums to one); and the block sizes that its registers allow:
+//   direct_rows(m)  weight rows taken together when m activation rows are, for m <= kDirectRows;
+//   kTileX          activation rows taken together in the other form, with kTileW weight rows.
+//
+// Few activation rows: weights are decoded in registers on the way. More: a panel of weights is decoded into a buffer that
+// stays in the first-level cache, and all activation rows pass over it. Everything is in an unnamed namespace: the same
+// source is compiled for several instruction sets, and the linker must not merge the results.
+#pragma once
+#include "linear/cpu_kernels.h"
+
+namespace onecat::linear {
+namespace {
+
+// ---- weight sources: load<R>(unit, row, out) gives R rows of `kGroups` groups of 16 values.
+
+template <class V>
+struct Nvfp4Source {
+  static constexpr int kGroups = 2;
+  const uint8_t* codes;
+  const uint8_t* scales;
+  const float* e4m3;
+  int64_t groups;
+
+  Nvfp4Source(const Nvfp4Weight& w, int64_t tile)
+      : codes(w.codes + tile * w.units * kTileRows * kLanes),
+        scales(w.scales + tile * w.units * kTileRows * 2),
+        e4m3(w.e4m3),
+        groups(w.units * 2) {}
+
+  template <int R>
+  inline void load(int64_t unit, int row, V (*out)[kGroups]) const {
+    for (int r = 0; r < R; ++r) {
+      const int64_t at = unit * kTileRows + row + r;
+      V::decode(codes + at * kLanes, e4m3[scales[at * 2]], e4m3[scales[at * 2 + 1]], out[r]);
+    }
+  }
+};
+
+template <class V, DenseType T>
+inline V load_as(const void* data, int64_t at) {
+  if constexpr (T == DenseType::kF32) return V::load(static_cast<const float*>(data) + at);
+  if constexpr (T == DenseType::kF16) return V::load_f16(static_cast<const uint16_t*>(data) + at);
+  if constexpr (T == DenseType::kBF16) return V::load_bf16(static_cast<const uint16_t*>(data) + at);
+}
+
+template <class V, DenseType T>
+struct DenseSource {
+  static constexpr int kGroups = 1;
+  const void* data;
+  int64_t k, first, last_row;
+  int64_t groups;  // whole ones
+
+  DenseSource(const DenseWeight& w, int64_t tile)
+      : data(w.data), k(w.k), first(tile * kTileRows), last_row(w.n - 1), groups(w.k / kLanes) {}
+
+  // Rows beyond the last one repeat it; nobody stores what comes of them.
+  int64_t row_start(int row) const { return (first + row < last_row ? first + row : last_row) * k; }
+
+  template <int R>
+  inline void load(int64_t unit, int row, V (*out)[kGroups]) const {
+    for (int r = 0; r < R; ++r) out[r][0] = load_as<V, T>(data, row_start(row + r) + unit * kLanes);
+  }
+};
+
+// A decoded panel: R rows of `stride` floats.
+template <class V>
+struct PanelSource {
+  static constexpr int kGroups = 1;
+  const float* data;
+  int64_t stride;
+
+  template <int R>
+  inline void load(int64_t unit, int row, V (*out)[kGroups]) const {
+    for (int r = 0; r < R; ++r) out[r][0] = V::load(data + (row + r) * stride + unit * kLanes);
+  }
+};
+
+// ---- the inner loop: sums[m][r] += x[m] . w[row + r] over units first .. last - 1; x starts at unit 0.
+
+template <class V, int R, int M, class Source>
+inline void multiply(const Source& w, int row, int64_t first, int64_t last, const float* const* x, V (*sums)[R]) {
+  constexpr int G = Source::kGroups;
+  for (int64_t unit = first; unit < last; ++unit) {
+    V values[R][G];
+    w.template load<R>(unit, row, values);
+    for (int g = 0; g < G; ++g) {
+      for (int m = 0; m < M; ++m) {
+        const V a = V::load(x[m] + (unit * G + g) * kLanes);
+        for (int r = 0; r < R; ++r) sums[m][r] = V::fma(values[r][g], a, sums[m][r]);
+      }
+    }
+  }
+}
+
+struct Output {
+  int64_t n0, n;        // first row of the tile, rows of the weight
+  const float* global;  // null for dense weights
+};
+
+template <class V, int R, int M>
+inline void finish(const Output& out, int row, const V (*sums)[R], float* const* y) {
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) {
+      const int64_t at = out.n0 + row + r;
+      if (at >= out.n) continue;
+      const float sum = V::fold(sums[m][r]);
+      y[m][at] = out.global ? sum * out.global[at] : sum;
+    }
+  }
+}
+
+// The part of K after the last whole group; only dense weights have one.
+template <class V, int R, int M>
+inline void multiply_tail(const Nvfp4Source<V>&, int, const float* const*, V (*)[R]) {}
+
+template <class V, int R, int M, DenseType T>
+inline void multiply_tail(const DenseSource<V, T>& w, int row, const float* const* x, V (*sums)[R]) {
+  const int rest = static_cast<int>(w.k % kLanes);
+  if (rest == 0) return;
+  const int64_t start = w.groups * kLanes;
+  for (int r = 0; r < R; ++r) {
+    const V value = V::template load_first<T>(w.data, w.row_start(row + r) + start, rest);
+    for (int m = 0; m < M; ++m) {
+      sums[m][r] = V::fma(value, V::template load_first<DenseType::kF32>(x[m], start, rest), sums[m][r]);
+    }
+  }
+}
+
+// ---- few activation rows
+
+template <class V, int M, class Source>
+void direct_tile(const Source& w, const Output& out, const Activations& a) {
+  constexpr int R = V::direct_rows(M);
+  for (int row = 0; row < kTileRows && out.n0 + row < out.n; row += R) {
+    V sums[M][R];
+    for (int m = 0; m < M; ++m)
+      for (int r = 0; r < R; ++r) sums[m][r] = V::zero();
+    multiply<V, R, M>(w, row, 0, w.groups / Source::kGroups, a.x, sums);
+    multiply_tail<V, R, M>(w, row, a.x, sums);
+    finish<V, R, M>(out, row, sums, a.y);
+  }
+}
+
+template <class V, class Source, int M = V::kDirectRows>
+void direct(const Source& w, const Output& out, const Activations& a) {
+  if constexpr (M > 1) {
+    if (a.count < M) return direct<V, Source, M - 1>(w, out, a);
+  }
+  direct_tile<V, M>(w, out, a);
+}
+
+// ---- many activation rows
+
+constexpr int64_t kPanelGroups = 64;  // 1024 k
+
+template <class V>
+struct Panel {
+  static constexpr int R = V::kTileW;
+  alignas(64) float weights[R * kPanelGroups * kLanes];
+  alignas(64) float sums[kMaxRows][R][kLanes];
+};
+
+template <class V, class Source>
+inline void fill_panel(const Source& w, int row, int64_t first, int64_t last, Panel<V>& panel) {
+  constexpr int R = V::kTileW, G = Source::kGroups;
+  for (int64_t unit = first; unit < last; ++unit) {
+    V values[R][G];
+    w.template load<R>(unit, row, values);
+    for (int r = 0; r < R; ++r)
+      for (int g = 0; g < G; ++g) values[r][g].store(panel.weights + (r * kPanelGroups + (unit - first) * G + g) * kLanes);
+  }
+}
+
+// One block of M activation rows over the panel; `last` folds and writes the outputs.
+template <class V, int M, class Source>
+inline void panel_block(const Source& w, const Output& out, int row, int64_t group, int64_t groups, int m0,
+                        const Activations& a, Panel<V>& panel) {
+  constexpr int R = V::kTileW;
+  const float* x[M];
+  V sums[M][R];
+  for (int m = 0; m < M; ++m) {
+    x[m] = a.x[m0 + m] + group * kLanes;
+    for (int r = 0; r < R; ++r) sums[m][r] = group ? V::load(panel.sums[m0 + m][r]) : V::zero();
+  }
+  multiply<V, R, M>(PanelSource<V>{panel.weights, kPanelGroups * kLanes}, 0, 0, groups, x, sums);
+  if (group + groups == w.groups) {
+    multiply_tail<V, R, M>(w, row, a.x + m0, sums);
+    finish<V, R, M>(out, row, sums, a.y + m0);
+    return;
+  }
+  for (int m = 0; m < M; ++m)
+    for (int r = 0; r < R; ++r) sums[m][r].store(panel.sums[m0 + m][r]);
+}
+
+template <class V, class Source, int M = V::kTileX>
+inline void panel_rest(const Source& w, const Output& out, int row, int64_t group, int64_t groups, int m0,
+                       const Activations& a, Panel<V>& panel) {
+  if constexpr (M > 1) {
+    if (a.count - m0 < M) return panel_rest<V, Source, M - 1>(w, out, row, group, groups, m0, a, panel);
+  }
+  panel_block<V, M>(w, out, row, group, groups, m0, a, panel);
+}
+
+template <class V, class Source>
+void tiled(const Source& w, const Output& out, const Activations& a, Panel<V>& panel) {
+  constexpr int G = Source::kGroups;
+  for (int row = 0; row < kTileRows && out.n0 + row < out.n; row += V::kTileW) {
+    int64_t group = 0;
+    do {
+      const int64_t left = w.groups - group, groups = left < kPanelGroups ? left : kPanelGroups;
+      fill_panel<V>(w, row, group / G, (group + groups) / G, panel);
+      for (int m0 = 0; m0 < a.count; m0 += V::kTileX) panel_rest<V>(w, out, row, group, groups, m0, a, panel);
+      group += groups;
+    } while (group < w.groups);
+  }
+}
+
+// ---- entry points
+
+template <class V, class Source, class Weight>
+void run(const Weight& w, const float* global, const Activations& a, int64_t first, int64_t last) {
+  if (a.count == 0) return;
+  Panel<V> panel;
+  for (int64_t tile = first; tile < last; ++tile) {
+    const Source source(w, tile);
+    const Output out{tile * kTileRows, w.n, global};
+    if (a.count <= V::kDirectRows) {
+      direct<V>(source, out, a);
+    } else {
+      tiled<V>(source, out, a, panel);
+    }
+  }
+}
+
+template <class V>
+void run_nvfp4(const Nvfp4Weight& w, const Activations& a, int64_t first, int64_t last) {
+  run<V, Nvfp4Source<V>>(w, w.global, a, first, last);
+}
+
+template <class V>
+void run_dense(const DenseWeight& w, const Activations& a, int64_t first, int64_t last) {
+  switch (w.type) {
+    case DenseType::kF32: return run<V, DenseSource<V, DenseType::kF32>>(w, nullptr, a, first, last);
+    case DenseType::kF16: return run<V, DenseSource<V, DenseType::kF16>>(w, nullptr, a, first, last);
+    case DenseType::kBF16: return run<V, DenseSource<V, DenseType::kBF16>>(w, nullptr, a, first, last);
+  }
+}
+
+}  // namespace
+}  // namespace onecat::linear

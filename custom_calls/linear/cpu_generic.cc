@@ -1,0 +1,69 @@
+// The CPU kernels for any processor: 16 lanes as an array, std::fma per lane.
+#include <cmath>
+
+#include "linear/cpu_body.h"
+#include "linear/cpu_scalar.h"
+
+namespace onecat::linear {
+namespace {
+
+struct Generic {
+  float v[kLanes];
+
+  static constexpr int kDirectRows = 2;
+  static constexpr int direct_rows(int) { return 1; }
+  static constexpr int kTileX = 2;
+  static constexpr int kTileW = 2;
+
+  template <class F>
+  static Generic each(F f) {
+    Generic out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = f(i);
+    return out;
+  }
+
+  static Generic zero() {
+    return each([](int) { return 0.0f; });
+  }
+  static Generic load(const float* p) {
+    return each([p](int i) { return p[i]; });
+  }
+  static Generic load_f16(const uint16_t* p) {
+    return each([p](int i) { return from_f16(p[i]); });
+  }
+  static Generic load_bf16(const uint16_t* p) {
+    return each([p](int i) { return from_bf16(p[i]); });
+  }
+  template <DenseType T>
+  static Generic load_first(const void* data, int64_t at, int count) {
+    return each([=](int i) {
+      if (i >= count) return 0.0f;
+      if constexpr (T == DenseType::kF32) return static_cast<const float*>(data)[at + i];
+      if constexpr (T == DenseType::kF16) return from_f16(static_cast<const uint16_t*>(data)[at + i]);
+      if constexpr (T == DenseType::kBF16) return from_bf16(static_cast<const uint16_t*>(data)[at + i]);
+    });
+  }
+  void store(float* p) const {
+    for (int i = 0; i < kLanes; ++i) p[i] = v[i];
+  }
+  static Generic fma(const Generic& a, const Generic& b, const Generic& c) {
+    return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+  }
+  static void decode(const uint8_t* codes, float scale0, float scale1, Generic* out) {
+    out[0] = each([=](int i) { return kE2M1[codes[i] & 15] * scale0; });
+    out[1] = each([=](int i) { return kE2M1[codes[i] >> 4] * scale1; });
+  }
+  static float fold(const Generic& a) {
+    float s[kLanes];
+    a.store(s);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) s[i] += s[i + half];
+    return s[0];
+  }
+};
+
+}  // namespace
+
+const Kernels kGenericKernels = {run_nvfp4<Generic>, run_dense<Generic>};
+
+}  // namespace onecat::linear

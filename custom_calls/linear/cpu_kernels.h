@@ -1,0 +1,65 @@
+// What the CPU kernels of the linear compute. One contract for every instruction set, so that results don't depend on it:
+//
+//   Output (m, n) has 16 running sums. For each group of 16 consecutive k, in ascending order,
+//     sum[i] = fma(w[n][16 g + i], x[m][16 g + i], sum[i]).
+//   The last group is filled up with zeros. The 16 sums are folded in halves: 16 -> 8 -> 4 -> 2 -> 1, lane i with lane
+//   i + half. NVFP4: w is E2M1 * E4M3 (exact in float32) and the folded sum is multiplied by the row's global scale.
+//
+// Neither the number of rows, nor the split over threads, nor blocking changes any of these operations.
+#pragma once
+#include <cstdint>
+
+#include "ffi/cpu_features.h"
+
+namespace onecat::linear {
+
+constexpr int kTileRows = 8;    // weight rows of a tile: the unit of work
+constexpr int kMaxRows = 64;    // activation rows of one pass over the weights
+constexpr int kLanes = 16;
+
+enum class DenseType { kF32, kF16, kBF16 };
+
+struct Activations {
+  const float* x[kMaxRows];  // rows of k values
+  float* y[kMaxRows];        // rows of n values
+  int count;
+};
+
+struct Nvfp4Weight {
+  const uint8_t* codes;   // [tiles, units, 8, 16]
+  const uint8_t* scales;  // [tiles, units, 8, 2]
+  const float* global;    // [n]
+  const float* e4m3;      // [256]
+  int64_t units;          // K / 32
+  int64_t n;
+};
+
+struct DenseWeight {
+  const void* data;  // [n, k]
+  DenseType type;
+  int64_t k;
+  int64_t n;
+};
+
+// Compute the outputs of weight tiles first .. last - 1 for all activation rows.
+struct Kernels {
+  void (*nvfp4)(const Nvfp4Weight&, const Activations&, int64_t first, int64_t last);
+  void (*dense)(const DenseWeight&, const Activations&, int64_t first, int64_t last);
+};
+
+extern const Kernels kGenericKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+inline const Kernels& kernels(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return kAvx512Kernels;
+  if (isa == Isa::kAvx2) return kAvx2Kernels;
+#endif
+  (void)isa;
+  return kGenericKernels;
+}
+
+}  // namespace onecat::linear
