@@ -1,4 +1,4 @@
-"""What the installation is and what it lacks: one finding per line, each with what to do about it."""
+"""What the installation is and what it lacks: findings, each with what to do about it."""
 
 import os
 import platform
@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
-
-from onecat_jax.custom_calls.dispatch import Target
-from onecat_jax.custom_calls.linear import LinearDescriptor, plan
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -41,7 +38,6 @@ def environment() -> Iterator[Row]:
         _devices,
         _cudnn,
         _extension,
-        _routes,
         _cache,
     )
     for check in checks:
@@ -132,8 +128,12 @@ def _cudnn() -> Iterator[Row]:
 
 
 def _extension() -> Iterator[Row]:
+    """The compiled extension and all that needs it.
+
+    A missing build is a finding, not a traceback.
+    """
     try:
-        from onecat_jax import _ext  # a missing or broken build must be a finding, not a traceback
+        from onecat_jax import _ext
     except ImportError as error:
         advice = "reinstall onecat-jax; a wheel or a C++ compiler for this platform is needed"
         yield Row("extension", "fail", str(error), advice)
@@ -145,12 +145,13 @@ def _extension() -> Iterator[Row]:
     yield Row("extension", "ok", f"handlers: {counts}; CPU instruction set {_ext.cpu_isa()}")
     yield from _images(_ext)
     yield from _driver(_ext)
+    yield from _routes()
 
 
-def _images(ext: object) -> Iterator[Row]:
+def _images(ext: Any) -> Iterator[Row]:
     """Device code of every module, and whether every GPU finds an image."""
     modules: dict[str, list[str]] = {}
-    for module, architecture, _ in ext.images():  # type: ignore[attr-defined]
+    for module, architecture, _ in ext.images():
         modules.setdefault(module, []).append(architecture)
     if not modules:
         yield Row("device images", "warn", "none embedded", "build with a CUDA compiler from PyPI")
@@ -158,15 +159,15 @@ def _images(ext: object) -> Iterator[Row]:
         refused = [
             reason
             for capability in sorted(set(_capabilities()))
-            for architecture, reason in [ext.choose_image(module, capability)]  # type: ignore[attr-defined]
+            for architecture, reason in [ext.choose_image(module, capability)]
             if not architecture
         ]
         status: Status = "fail" if refused else "ok"
         yield Row(f"images {module}", status, ", ".join(sorted(architectures)), "; ".join(refused))
 
 
-def _driver(ext: object) -> Iterator[Row]:
-    version, reason = ext.cuda_driver()  # type: ignore[attr-defined]
+def _driver(ext: Any) -> Iterator[Row]:
+    version, reason = ext.cuda_driver()
     if not version:
         needed = bool(_capabilities())
         yield Row(
@@ -181,9 +182,13 @@ def _driver(ext: object) -> Iterator[Row]:
 
 def _routes() -> Iterator[Row]:
     """The route of a linear of each weight kind in the compute dtype of the default device."""
+    from onecat_jax.custom_calls.dispatch import Target  # these need the extension
+    from onecat_jax.custom_calls.linear import LinearDescriptor, plan
+
     dtype = "float32" if Target.detect().platform == "cpu" else "float16"
-    for kind in ("nvfp4", "dense"):
-        route = plan(LinearDescriptor(kind, 4096, 4096, dtype))  # type: ignore[arg-type]
+    kinds: tuple[Literal["nvfp4", "dense"], ...] = ("nvfp4", "dense")
+    for kind in kinds:
+        route = plan(LinearDescriptor(kind, 4096, 4096, dtype))
         slow = route.name == "plain" and bool(route.declined)
         advice = "it works, and is slow" if slow else ""
         yield Row(f"route linear {kind}", "warn" if slow else "ok", route.explain(), advice)

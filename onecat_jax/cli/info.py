@@ -30,6 +30,7 @@ from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.registry import resolve
 
 _V100_GIB = (16, 32)
+_DTYPES = ("float16", "bfloat16", "float32")
 _EXAMPLES = """examples:
   onecat info tiny
   onecat info ./Qwen3.8-27B-NVFP4 --max-model-len 32768 --max-num-seqs 4
@@ -42,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "info",
         help="what a checkpoint is, what it needs, how much context fits",
-        description="Shows architecture, formats, bytes per group, context bounds on V100, and the memory plan.",
+        description="Shows architecture, formats, bytes, bounds on a V100, and the memory plan.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -52,12 +53,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--max-num-seqs", type=_positive, default=8)
     parser.add_argument("--max-num-batched-tokens", type=_positive, default=2048)
     parser.add_argument("--block-size", type=_positive, default=16, help="tokens per page")
-    parser.add_argument(
-        "--dtype", choices=("auto", "half", "float16", "bfloat16", "float32"), default="auto"
-    )
-    parser.add_argument(
-        "--kv-cache-dtype", choices=("auto", "float16", "bfloat16", "float32"), default="auto"
-    )
+    parser.add_argument("--dtype", choices=("auto", "half", *_DTYPES), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", *_DTYPES), default="auto")
     parser.add_argument("--gpu-memory-utilization", type=_fraction, default=0.9)
     parser.set_defaults(run=run)
 
@@ -129,16 +126,14 @@ def _quantization(checkpoint: Checkpoint) -> dict[str, Any] | None:
 def _groups(
     checkpoint: Checkpoint, sources: Mapping[str, Source], request: PlanRequest
 ) -> list[dict[str, Any]]:
-    """Per group: parameters, how many tensors of which format, bytes in the files and on the device."""
+    """Per group: parameters, tensors of each format, bytes in the files and on the device."""
     groups: dict[str, dict[str, Any]] = {}
     for name, source in sources.items():
         row = groups.setdefault(
             group_of(name, source),
             {"parameters": 0, "formats": {}, "file_bytes": 0, "device_bytes": 0},
         )
-        stored = [
-            checkpoint.tensors[n] for n in (source.weight, source.scale, source.global_scale) if n
-        ]
+        stored = [checkpoint.tensors[part] for part in source.parts]
         form = source.format if source.format != "dense" else stored[0].dtype
         row["parameters"] += _size(source)
         row["formats"][form] = row["formats"].get(form, 0) + 1
@@ -154,13 +149,13 @@ def _v100(
     args: argparse.Namespace,
     size: int,
 ) -> dict[str, Any]:
-    """Context bounds of one V100 in float16: for a single request, and for max_num_seqs of them at once."""
+    """Context bounds of one V100 in float16: of a single request, and of max_num_seqs at once."""
     kv = "float16" if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
     request = replace(request, compute_dtype="float16", kv_dtype=kv)
     memory = DeviceMemory(int(size * 2**30 * args.gpu_memory_utilization), f"V100 {size} GB", "")
     needs = requirements(config, sources, request)
     limit = config.max_position_embeddings
-    single = largest(needs.with_request(max_num_seqs=1), memory, "max_model_len", limit)
+    single = largest(needs.with_request("max_num_seqs", 1), memory, "max_model_len", limit)
     pages = needs.pages_within(memory.available)
     together = max(pages - 1, 0) // request.max_num_seqs * request.block_size
     return {

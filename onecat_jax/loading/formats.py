@@ -66,6 +66,11 @@ class Source:
     global_scale: str = ""
     divides: bool = False
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """All stored names."""
+        return tuple(name for name in (self.weight, self.scale, self.global_scale) if name)
+
 
 @dataclass(frozen=True)
 class Stored:

@@ -8,6 +8,7 @@ fill and at least one such request. Everything else is fixed by the arguments.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from onecat_jax.loading.formats import Source
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.state import CacheShape
 
+Field = Literal["max_model_len", "max_num_seqs"]
 EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
 SMALL, MTP = "norms and small", "MTP head"
 WEIGHT_GROUPS = (EMBEDDING, GDN, ATTENTION, MLP, SMALL, MTP)
@@ -117,8 +119,11 @@ class Requirements:
         """Bytes with pages for one request of full length."""
         return sum(self.fixed.values()) + (self.request.pages_per_request + 1) * self.page_bytes
 
-    def with_request(self, **changes: int) -> "Requirements":
-        return replace(self, request=replace(self.request, **changes))
+    def with_request(self, field: Field, value: int) -> "Requirements":
+        """The same model under one changed argument."""
+        if field == "max_model_len":
+            return replace(self, request=replace(self.request, max_model_len=value))
+        return replace(self, request=replace(self.request, max_num_seqs=value))
 
 
 @dataclass(frozen=True)
@@ -213,12 +218,12 @@ def fit(needs: Requirements, memory: DeviceMemory) -> MemoryPlan:
     return MemoryPlan(request, groups, memory, needs.cache_shape(pages))
 
 
-def largest(needs: Requirements, memory: DeviceMemory, field: str, limit: int) -> int:
+def largest(needs: Requirements, memory: DeviceMemory, field: Field, limit: int) -> int:
     """The largest `max_model_len` or `max_num_seqs` up to a limit that fits; 0 if none does."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        fits = needs.with_request(**{field: middle}).least <= memory.available
+        fits = needs.with_request(field, middle).least <= memory.available
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -247,7 +252,7 @@ def _advice(needs: Requirements, memory: DeviceMemory) -> str:
         options.append(f"max_num_seqs {seqs}")
     if options:
         return f"what would fit: {' or '.join(options)}"
-    if largest(needs.with_request(max_num_seqs=1), memory, "max_model_len", 1):
+    if largest(needs.with_request("max_num_seqs", 1), memory, "max_model_len", 1):
         return "what would fit: a smaller max_model_len together with a smaller max_num_seqs"
     return "no max_model_len fits: a device with more memory or a smaller checkpoint is needed"
 

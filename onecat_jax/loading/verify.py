@@ -1,4 +1,4 @@
-"""Looks at every value of a checkpoint: what loading leaves unread because it would cost a pass over all weights."""
+"""Looks at every value of a checkpoint, which loading leaves unread."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -14,7 +14,7 @@ Finding = tuple[Literal["ok", "warn", "fail"], str]
 _CHUNK = 1 << 24  # elements looked at together
 _FLOAT16_MAX = 65504.0
 _MAGNITUDES = {
-    # dtype: (bits, mask of the magnitude, first magnitude that isn't finite, first one beyond float16)
+    # dtype: (bits, mask of the magnitude, the first that isn't finite, the first beyond float16)
     "BF16": (np.uint16, 0x7FFF, 0x7F80, 0x4780),
     "F16": (np.uint16, 0x7FFF, 0x7C00, 0x7C00),
     "F32": (np.uint32, 0x7FFFFFFF, 0x7F800000, 0x477FE001),
