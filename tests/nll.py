@@ -10,12 +10,12 @@ import onecat_jax
 
 TINY = Path(onecat_jax.__file__).parent / "assets" / "tiny" / "target"
 LIMIT = 2048
+START = 8182  # <|endoftext|>
 
 
 def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """[<|endoftext|>] + encode(text), cut to 2048 ids."""
-    start = tokenizer.token_to_id("<|endoftext|>")
-    return [start, *tokenizer.encode(text, add_special_tokens=False).ids][:LIMIT]
+    return [START, *tokenizer.encode(text, add_special_tokens=False).ids][:LIMIT]
 
 
 def tiny_tokenizer() -> Tokenizer:
