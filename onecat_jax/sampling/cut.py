@@ -51,9 +51,21 @@ def head_of(logits: Array, top_k: Array, top_p: Array, *, full: bool = False) ->
     return Head(values, tokens, count, within | (width == size))
 
 
+def empty_head(logits: Array) -> Head:
+    """What `head_of` returns, with nothing looked at and nothing resolved."""
+    batch, width = logits.shape[0], min(HEAD, logits.shape[-1])
+    return Head(
+        jnp.zeros((batch, width), jnp.float32),
+        jnp.zeros((batch, width), jnp.int32),
+        jnp.ones(batch, jnp.int32),
+        jnp.zeros(batch, bool),
+    )
+
+
 def _order(logits: Array, width: int) -> tuple[Array, Array]:
     if width < logits.shape[-1]:
-        return lax.top_k(logits, width)
+        # The barrier keeps later slices from merging into this one, which would turn the top-k into a full sort.
+        return lax.optimization_barrier(lax.top_k(logits, width))
     tokens = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     negative, tokens = lax.sort((-logits, tokens), num_keys=1, is_stable=True)
     return -negative, tokens

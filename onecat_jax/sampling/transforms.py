@@ -4,7 +4,7 @@ All functions take float32 logits [B, V] and one value per row, and leave remove
 min_p 0, top_k 0, top_p 1) change nothing.
 
 Bad values are defined, not undefined: NaN counts as -inf and is never sampled, +inf as the largest finite number. A row with
-nothing left keeps only -inf, and `sample.healthy_rows` tells which rows to fail.
+nothing left keeps only -inf, and `draw.healthy_rows` tells which rows to fail.
 """
 
 import jax.numpy as jnp

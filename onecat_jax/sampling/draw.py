@@ -12,6 +12,7 @@ from jax import Array, lax
 from onecat_jax.sampling.cut import (
     Head,
     apply_cut,
+    empty_head,
     finish_cut,
     head_of,
     needs_order,
@@ -82,24 +83,21 @@ def _draw(
     """Tokens [B] of the drawn rows; the other rows hold any id."""
     scaled = scaled_logits(logits, state.temperature, state.min_p)
     active = needs_order(state.top_k, state.top_p, logits.shape[-1]) & drawn
+    head = lax.cond(
+        jnp.any(active),
+        lambda: head_of(scaled, state.top_k, state.top_p),
+        lambda: empty_head(scaled),
+    )
 
-    def free() -> Array:
-        return _pick(scaled, state, positions, stream)
+    def from_all() -> Array:
+        cut = finish_cut(scaled, state.top_k, state.top_p, head, active)
+        return _pick(apply_cut(scaled, cut), state, positions, stream)
 
-    def filtered() -> Array:
-        head = head_of(scaled, state.top_k, state.top_p)
-        short = jnp.all((active & head.resolved) | ~drawn)
+    def from_head() -> Array:
+        return _pick_head(head, state, positions, stream)
 
-        def from_all() -> Array:
-            cut = finish_cut(scaled, state.top_k, state.top_p, head, active)
-            return _pick(apply_cut(scaled, cut), state, positions, stream)
-
-        def from_head() -> Array:
-            return _pick_head(head, state, positions, stream)
-
-        return lax.cond(short, from_head, from_all)
-
-    return lax.cond(jnp.any(active), filtered, free)
+    short = jnp.all((active & head.resolved) | ~drawn)
+    return lax.cond(short, from_head, from_all)
 
 
 def _pick(scaled: Array, state: SamplingState, positions: Array, stream: int) -> Array:

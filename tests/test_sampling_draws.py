@@ -1,0 +1,218 @@
+"""The draw: frequencies, ties, independence of row and batch, masks.
+
+Oracle: chi-square of 200,000 draws against the float64 distribution after temperature, min-p, top-k and top-p; the test's own
+power is shown by planted faults that it must reject. Not covered: the joint law of several positions (independence of words is
+Philox's property).
+"""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from onecat_jax.errors import RequestError
+from onecat_jax.sampling import (
+    SamplingState,
+    healthy_rows,
+    request_row,
+    sample,
+    set_row,
+    stack_rows,
+    stop_hits,
+)
+from onecat_jax.sampling_params import SamplingParams
+
+DRAWS = 200_000
+LOGITS = np.array([1.3, 0.2, -0.4, 1.3, 0.9, -2.0, 0.0, 0.9, -1.0, 0.5, 0.45, 2.0], np.float32)
+SETTINGS = [
+    dict(temperature=1.0),
+    dict(temperature=0.6),
+    dict(temperature=1.7, top_k=5),
+    dict(temperature=1.0, top_p=0.7),
+    dict(temperature=0.8, min_p=0.2),
+    dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.05),
+]
+jitted = jax.jit(sample, static_argnames=("vocab_size", "stream"))
+
+
+def law(x, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """Probabilities, float64 [V]."""
+    x = x.astype(np.float64) / temperature
+    x = np.where(x >= x.max() + (np.log(min_p) if min_p else -np.inf), x, -np.inf)
+    order = np.lexsort((np.arange(x.size), -x))
+    x[order[top_k or x.size :]] = -np.inf
+    p = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
+    p[order[(before >= top_p) & (np.arange(x.size) > 0)]] = 0.0
+    return p / p.sum()
+
+
+def state_of(count: int, first_seed: int = 0, **settings) -> SamplingState:
+    """`count` rows that differ in their seed only."""
+    row = stack_rows([request_row(SamplingParams(**settings), (), seed=0, prompt_length=0)])
+    full = jax.tree.map(lambda leaf: jnp.repeat(leaf, count, axis=0), row)
+    low = jnp.arange(first_seed, first_seed + count, dtype=jnp.uint32)
+    seeds = jnp.stack([low, jnp.full(count, 17, jnp.uint32)], axis=-1)
+    return SamplingState(**{**vars(full), "seed": seeds})
+
+
+def counts_of(x: np.ndarray, draw=jitted, **settings) -> np.ndarray:
+    logits = jnp.broadcast_to(jnp.asarray(x), (DRAWS, x.size))
+    tokens = draw(logits, state_of(DRAWS, **settings), jnp.full(DRAWS, 5), vocab_size=x.size)
+    return np.bincount(np.asarray(tokens), minlength=x.size)
+
+
+def p_value(counts: np.ndarray, p: np.ndarray) -> float:
+    """Chi-square p-value; 0 if a token of probability 0 was drawn."""
+    possible = p > 0
+    if counts[~possible].any():
+        return 0.0
+    return stats.chisquare(counts[possible], DRAWS * p[possible]).pvalue
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_frequencies_follow_the_transformed_distribution(settings):
+    assert p_value(counts_of(LOGITS, **settings), law(LOGITS, **settings)) > 1e-4
+
+
+def test_frequencies_follow_the_distribution_beyond_the_head():
+    x = np.concatenate([np.linspace(0.6, 0, 90), np.zeros(10)]).astype(np.float32)
+    settings = dict(temperature=1.0, top_p=0.9)
+    assert p_value(counts_of(x, **settings), law(x, **settings)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "real, wrong",
+    [
+        (dict(temperature=0.6), dict(temperature=0.61)),
+        (dict(top_k=5), dict(top_k=6)),
+        (dict(top_k=6), dict(top_k=5)),
+        (dict(top_p=0.7), dict(top_p=0.55)),
+        (dict(min_p=0.2), dict(min_p=0.25)),
+        (dict(top_k=3, top_p=0.8), dict(top_k=2)),
+    ],
+    ids=str,
+)
+def test_the_chi_square_rejects_a_slightly_wrong_law(real, wrong):
+    assert p_value(counts_of(LOGITS, **real), law(LOGITS, **wrong)) < 1e-6
+
+
+def test_the_chi_square_rejects_noise_shared_by_neighbouring_ids(monkeypatch):
+    module = importlib.import_module("onecat_jax.sampling.draw")
+    genuine = module.gumbel_noise
+
+    def shared(*args, size, **kwargs):
+        return genuine(*args, size=size, **kwargs)[:, jnp.arange(size) // 2 * 2]
+
+    monkeypatch.setattr(module, "gumbel_noise", shared)
+    assert p_value(counts_of(LOGITS, sample, temperature=1.0), law(LOGITS)) < 1e-6
+
+
+def test_a_greedy_tie_goes_to_the_lowest_id():
+    x = jnp.array([[0.0, 3.0, 3.0], [3.0, 3.0, 3.0], [-0.0, 0.0, -1.0], [-1.0, -0.0, 0.0]])
+    tokens = jitted(x, state_of(4, temperature=0.0), jnp.zeros(4, jnp.int32), vocab_size=3)
+    assert tokens.tolist() == [1, 0, 0, 1]
+
+
+def mixed_batch(rng: np.random.Generator, count: int, size: int):
+    rows, logits = [], []
+    for index in range(count):
+        params = SamplingParams(
+            temperature=float(rng.choice([0.0, 0.7, 1.0])),
+            top_k=int(rng.choice([0, 20, 64, 100])),
+            top_p=float(rng.choice([1.0, 0.95, 0.5])),
+            min_p=float(rng.choice([0.0, 0.05])),
+        )
+        rows.append(request_row(params, (), seed=index * 977, prompt_length=0))
+        logits.append(rng.normal(size=size).astype(np.float32) * 2)
+    return rows, np.stack(logits), rng.integers(0, 9999, count).astype(np.int32)
+
+
+def test_a_row_draws_the_same_token_alone_in_any_row_and_in_any_batch():
+    rng = np.random.default_rng(0)
+    rows, logits, positions = mixed_batch(rng, 48, 700)
+
+    def draw(chosen: np.ndarray) -> np.ndarray:
+        state = stack_rows([rows[i] for i in chosen])
+        return np.asarray(jitted(logits[chosen], state, positions[chosen], vocab_size=690))
+
+    together = draw(np.arange(48))
+    for batch in (1, 2, 3, 8):
+        order = rng.permutation(48)
+        for chosen in order.reshape(-1, batch) if batch < 3 else order.reshape(-1, batch)[:6]:
+            np.testing.assert_array_equal(draw(chosen), together[chosen])
+
+
+def test_a_draw_depends_on_seed_and_position_and_nothing_else():
+    x = jnp.zeros((64, 1000))
+    state = state_of(64, temperature=1.0)
+    same = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], 64, axis=0), state)
+    still = jnp.full(64, 3)
+    assert len(set(jitted(x, same, still, vocab_size=1000).tolist())) == 1
+    assert len(set(jitted(x, state, still, vocab_size=1000).tolist())) > 50
+    assert len(set(jitted(x, same, jnp.arange(64), vocab_size=1000).tolist())) > 50
+
+
+@pytest.mark.parametrize("settings", [dict(temperature=0.0), dict(), dict(top_k=3), dict(top_p=0.9)])
+def test_padding_and_banned_ids_are_never_picked(settings):
+    x = jnp.broadcast_to(jnp.arange(128.0) / 8, (512, 128))
+    banned = jnp.zeros(128, bool).at[jnp.array([99, 97])].set(True)
+    state = state_of(512, **settings)
+    tokens = jitted(x, state, jnp.zeros(512, jnp.int32), vocab_size=100, banned=banned)
+    assert int(tokens.max()) == 98 and 97 not in tokens.tolist()
+
+
+def test_stop_ids_are_not_picked_before_min_tokens():
+    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=[3])
+    state = stack_rows([request_row(params, (5,), seed=0, prompt_length=10)] * 3)
+    x = jnp.broadcast_to(jnp.array([0.0, 1, 0, 9, 0, 10, 2]), (3, 7))
+    tokens = jitted(x, state, jnp.array([10, 11, 12]), vocab_size=7)
+    assert tokens.tolist() == [6, 6, 5]
+    assert stop_hits(jnp.array([5, 3, 6]), state).tolist() == [True, True, False]
+
+
+def test_ignore_eos_leaves_only_the_requests_own_stop_ids():
+    params = SamplingParams(ignore_eos=True, stop_token_ids=[3])
+    state = stack_rows([request_row(params, (5,), seed=0, prompt_length=10)])
+    assert stop_hits(jnp.array([5]), state).tolist() == [False]
+    assert stop_hits(jnp.array([3]), state).tolist() == [True]
+
+
+def test_more_stop_ids_than_the_bound_are_refused():
+    params = SamplingParams(stop_token_ids=list(range(15)))
+    with pytest.raises(RequestError, match="17 stop ids; at most 16"):
+        request_row(params, (100, 101), seed=0, prompt_length=0)
+
+
+def test_a_row_of_bad_numbers_is_told_apart_and_leaves_its_neighbours_alone():
+    x = np.random.default_rng(0).normal(size=(5, 100)).astype(np.float32)
+    state, positions = state_of(5, temperature=1.0, top_k=9), jnp.zeros(5, jnp.int32)
+    clean = jitted(x, state, positions, vocab_size=90)
+    x[1, 4], x[2, 5], x[3, :90], x[4, 95] = np.nan, np.inf, -np.inf, np.nan
+    assert healthy_rows(jnp.asarray(x), vocab_size=90).tolist() == [True, False, False, False, True]
+    got = jitted(x, state, positions, vocab_size=90)
+    assert got[0] == clean[0] and got[4] == clean[4] and int(got[1]) != 4
+
+
+def test_a_row_can_be_replaced_inside_jit():
+    state = stack_rows([None, None, None])
+    row = request_row(SamplingParams(temperature=0.5, seed=1), (7,), seed=2**64 - 1, prompt_length=4)
+    new = jax.jit(set_row)(state, jnp.int32(1), row)
+    assert new.temperature.tolist() == [0, 0.5, 0]
+    assert new.seed[1].tolist() == [2**32 - 1, 2**32 - 1]
+    assert new.stop_ids[1, 0] == 7 and new.stop_ids[0, 0] == -1
+
+
+def test_greedy_and_unfiltered_batches_run_no_sort_and_only_as_conditionals():
+    text = (
+        jax.jit(sample, static_argnames="vocab_size")
+        .lower(jnp.zeros((2, 500)), state_of(2), jnp.zeros(2, jnp.int32), vocab_size=500)
+        .as_text()
+    )
+    assert text.count("stablehlo.sort") == 1
+    main = text[text.index("func.func public @main") :].split("\n  }")[0]
+    before_first_case = main.split('"stablehlo.case"')[0]
+    assert "stablehlo.sort" not in before_first_case and "top_k" not in before_first_case

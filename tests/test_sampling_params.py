@@ -1,0 +1,116 @@
+"""Request settings: what is accepted, what is refused and with which words."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from onecat_jax.errors import RequestError
+from onecat_jax.sampling_params import SamplingParams, derived_seed, effective_stop_ids
+
+NEUTRAL_LATER = dict(
+    presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1, logit_bias={}
+)
+BAD = [
+    ("temperature", -0.1, "[0, inf)"),
+    ("temperature", math.nan, "[0, inf)"),
+    ("temperature", math.inf, "[0, inf)"),
+    ("temperature", True, "number"),
+    ("temperature", "1", "number"),
+    ("top_p", 0.0, "(0, 1]"),
+    ("top_p", 1.01, "(0, 1]"),
+    ("top_k", -2, "-1"),
+    ("top_k", 2.0, "integer"),
+    ("min_p", 1.5, "[0, 1]"),
+    ("seed", 2**64, "18446744073709551615"),
+    ("seed", 1.0, "integer"),
+    ("max_tokens", 0, "1"),
+    ("max_tokens", False, "integer"),
+    ("min_tokens", 17, "max_tokens"),
+    ("n", 0, "1"),
+    ("logprobs", 21, "20"),
+    ("prompt_logprobs", -1, "20"),
+    ("ignore_eos", 1, "True or False"),
+    ("detokenize", None, "True or False"),
+    ("stop", "", "empty string"),
+    ("stop", ["a", ""], "empty string"),
+    ("stop", [1], "list of strings"),
+    ("stop_token_ids", [-1], "0"),
+    ("stop_token_ids", 5, "list of token ids"),
+    ("stop_token_ids", list(range(17)), "16"),
+    ("presence_penalty", 1.5, "implemented"),
+    ("repetition_penalty", 1.1, "implemented"),
+    ("logit_bias", {3: 1.0}, "implemented"),
+]
+
+
+@pytest.mark.parametrize("name, value, allowed", BAD, ids=[f"{n}={v!r}"[:40] for n, v, _ in BAD])
+def test_a_refusal_names_the_field_and_what_is_allowed(name, value, allowed):
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{name: value})
+    assert name in str(error.value) and allowed in str(error.value)
+
+
+def test_neutral_values_of_fields_that_come_later_are_accepted():
+    SamplingParams(**NEUTRAL_LATER)
+
+
+def test_defaults_are_those_of_vllm():
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (params.max_tokens, params.n, params.seed, params.logprobs) == (16, 1, None, None)
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 0.5
+
+
+def test_numpy_scalars_count_as_numbers():
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), stop_token_ids=[np.int32(4)])
+    assert params.stop_ids == (4,) and type(params.stop_ids[0]) is int
+
+
+def test_stop_values_are_normalised_to_tuples():
+    assert SamplingParams().stop_strings == ()
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams(stop=["x", "y"]).stop_strings == ("x", "y")
+    assert dataclasses.replace(SamplingParams(stop="x"), n=2).stop_strings == ("x",)
+
+
+def test_stop_strings_without_text_are_refused():
+    with pytest.raises(RequestError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_checkpoint_defaults_come_from_generation_config_and_overrides_win():
+    config = dict(
+        temperature=0.7, top_p=0.8, top_k=20, do_sample=True, eos_token_id=[1], min_p=None
+    )
+    params = SamplingParams.from_generation_config(config, max_tokens=5, top_p=1.0)
+    assert (params.temperature, params.top_p, params.top_k) == (0.7, 1.0, 20)
+    assert (params.min_p, params.max_tokens) == (0.0, 5)
+
+
+def test_do_sample_false_means_greedy():
+    config = {"do_sample": False, "temperature": 0.7}
+    assert SamplingParams.from_generation_config(config).temperature == 0.0
+
+
+def test_stop_ids_join_the_models_own_without_repeats():
+    params = SamplingParams(stop_token_ids=[7, 1])
+    assert effective_stop_ids(params, [1, 2]) == (1, 2, 7)
+    assert effective_stop_ids(dataclasses.replace(params, ignore_eos=True), [1, 2]) == (7, 1)
+
+
+def test_samples_are_single_requests_with_their_own_seeds():
+    one, two, three = SamplingParams(n=3, seed=5).samples()
+    assert (one.n, one.seed) == (1, 5)
+    assert len({one.seed, two.seed, three.seed}) == 3
+    assert (two.seed, three.seed) == (derived_seed(5, 1), derived_seed(5, 2))
+    assert all(p.seed is None for p in SamplingParams(n=2).samples())
+
+
+def test_seed_minus_one_means_none():
+    assert SamplingParams(seed=-1).seed is None
