@@ -47,11 +47,14 @@ struct Avx2 {
     out[1] = {_mm256_mul_ps(look_up(_mm256_srli_epi32(first, 4)), s1),
               _mm256_mul_ps(look_up(_mm256_srli_epi32(second, 4)), s1)};
   }
-  static inline float fold(const Avx2& a) {
-    const __m256 eight = _mm256_add_ps(a.lo, a.hi);
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  template <int R>
+  static inline void fold(const Avx2* sums, float* out) {
+    for (int r = 0; r < R; ++r) {
+      const __m256 eight = _mm256_add_ps(sums[r].lo, sums[r].hi);
+      const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+      const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+      out[r] = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
   }
 
  private:

@@ -41,14 +41,36 @@ struct Avx512 {
     out[0].v = _mm512_mul_ps(low, _mm512_set1_ps(scale0));
     out[1].v = _mm512_mul_ps(high, _mm512_set1_ps(scale1));
   }
-  static inline float fold(const Avx512& a) {
-    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  template <int R>
+  static inline void fold(const Avx512* sums, float* out) {
+    if constexpr (R % 4 == 0) {
+      for (int r = 0; r < R; r += 4) fold4(sums + r, out + r);
+    } else {
+      for (int r = 0; r < R; ++r) out[r] = fold1(sums[r].v);
+    }
+  }
+
+ private:
+  static inline float fold1(__m512 v) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
 
- private:
+  // Four registers side by side, with the additions of fold1.
+  static inline void fold4(const Avx512* s, float* out) {
+    const __m512 ab = halves(s[0].v, s[1].v), cd = halves(s[2].v, s[3].v);
+    const __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    const __m512 two = _mm512_add_ps(four, _mm512_permute_ps(four, 0xee));
+    const __m512 one = _mm512_add_ps(two, _mm512_permute_ps(two, 0x55));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
+  }
+  // 16 lanes of two registers -> 8 and 8.
+  static inline __m512 halves(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
   static inline Avx512 widen(__m256i bf16) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16))};
   }

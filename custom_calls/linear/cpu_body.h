@@ -1,7 +1,7 @@
 // The kernels of cpu_kernels.h, written once over a vector type V of 16 lanes (cpu_generic.cc, *_avx2.cc, *_avx512.cc).
 //
 // V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), decode (16 bytes of two code groups and
-// two scales), fold (16 sums to one); and the block sizes that its registers allow:
+// two scales), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
 //   direct_rows(m)  weight rows taken together when m activation rows are, for m <= kDirectRows;
 //   kTileX          activation rows taken together in the other form, with kTileW weight rows.
 //
@@ -97,17 +97,23 @@ inline void multiply(const Source& w, int row, int64_t first, int64_t last, cons
 
 struct Output {
   int64_t n0, n;        // first row of the tile, rows of the weight
-  const float* global;  // null for dense weights
+  const float* global;  // a multiple of 8 values; null for dense weights
 };
 
 template <class V, int R, int M>
 inline void finish(const Output& out, int row, const V (*sums)[R], float* const* y) {
+  const int64_t at = out.n0 + row;
+  const int64_t rows = out.n - at < R ? out.n - at : R;
   for (int m = 0; m < M; ++m) {
-    for (int r = 0; r < R; ++r) {
-      const int64_t at = out.n0 + row + r;
-      if (at >= out.n) continue;
-      const float sum = V::fold(sums[m][r]);
-      y[m][at] = out.global ? sum * out.global[at] : sum;
+    float folded[R];
+    V::template fold<R>(sums[m], folded);
+    if (out.global) {
+      for (int r = 0; r < R; ++r) folded[r] *= out.global[at + r];
+    }
+    if (rows == R) {
+      for (int r = 0; r < R; ++r) y[m][at + r] = folded[r];
+    } else {
+      for (int r = 0; r < rows; ++r) y[m][at + r] = folded[r];
     }
   }
 }
@@ -154,7 +160,8 @@ void direct(const Source& w, const Output& out, const Activations& a) {
 
 // ---- many activation rows
 
-constexpr int64_t kPanelGroups = 64;  // 1024 k
+constexpr int64_t kPanelGroups = 64;             // 1024 k
+constexpr int64_t kCachedActivations = 10 << 10;  // values that stay in the first-level cache beside the weights
 
 template <class V>
 struct Panel {
@@ -195,11 +202,12 @@ inline void panel_block(const Source& w, const Output& out, int row, int64_t gro
     for (int r = 0; r < R; ++r) sums[m][r].store(panel.sums[m0 + m][r]);
 }
 
+// The same for m <= kTileX activation rows.
 template <class V, class Source, int M = V::kTileX>
-inline void panel_rest(const Source& w, const Output& out, int row, int64_t group, int64_t groups, int m0,
+inline void panel_rows(const Source& w, const Output& out, int row, int64_t group, int64_t groups, int m0, int m,
                        const Activations& a, Panel<V>& panel) {
   if constexpr (M > 1) {
-    if (a.count - m0 < M) return panel_rest<V, Source, M - 1>(w, out, row, group, groups, m0, a, panel);
+    if (m < M) return panel_rows<V, Source, M - 1>(w, out, row, group, groups, m0, m, a, panel);
   }
   panel_block<V, M>(w, out, row, group, groups, m0, a, panel);
 }
@@ -207,12 +215,16 @@ inline void panel_rest(const Source& w, const Output& out, int row, int64_t grou
 template <class V, class Source>
 void tiled(const Source& w, const Output& out, const Activations& a, Panel<V>& panel) {
   constexpr int G = Source::kGroups;
+  const int blocks = (a.count + V::kTileX - 1) / V::kTileX;  // of nearly equal size
   for (int row = 0; row < kTileRows && out.n0 + row < out.n; row += V::kTileW) {
     int64_t group = 0;
     do {
       const int64_t left = w.groups - group, groups = left < kPanelGroups ? left : kPanelGroups;
       fill_panel<V>(w, row, group / G, (group + groups) / G, panel);
-      for (int m0 = 0; m0 < a.count; m0 += V::kTileX) panel_rest<V>(w, out, row, group, groups, m0, a, panel);
+      for (int b = 0; b < blocks; ++b) {
+        const int m0 = a.count * b / blocks, m1 = a.count * (b + 1) / blocks;
+        panel_rows<V>(w, out, row, group, groups, m0, m1 - m0, a, panel);
+      }
       group += groups;
     } while (group < w.groups);
   }
@@ -223,11 +235,14 @@ void tiled(const Source& w, const Output& out, const Activations& a, Panel<V>& p
 template <class V, class Source, class Weight>
 void run(const Weight& w, const float* global, const Activations& a, int64_t first, int64_t last) {
   if (a.count == 0) return;
+  const int64_t groups = Source(w, first).groups;
+  const bool in_cache = a.count * groups * kLanes <= kCachedActivations;
+  const bool few = a.count <= V::kTileX || (a.count <= V::kDirectRows && in_cache);
   Panel<V> panel;
   for (int64_t tile = first; tile < last; ++tile) {
     const Source source(w, tile);
     const Output out{tile * kTileRows, w.n, global};
-    if (a.count <= V::kDirectRows) {
+    if (few) {
       direct<V>(source, out, a);
     } else {
       tiled<V>(source, out, a, panel);

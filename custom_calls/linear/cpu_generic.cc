@@ -53,12 +53,14 @@ struct Generic {
     out[0] = each([=](int i) { return kE2M1[codes[i] & 15] * scale0; });
     out[1] = each([=](int i) { return kE2M1[codes[i] >> 4] * scale1; });
   }
-  static float fold(const Generic& a) {
-    float s[kLanes];
-    a.store(s);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) s[i] += s[i + half];
-    return s[0];
+  template <int R>
+  static void fold(const Generic* sums, float* out) {
+    for (int r = 0; r < R; ++r) {
+      Generic s = sums[r];
+      for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) s.v[i] += s.v[i + half];
+      out[r] = s.v[0];
+    }
   }
 };
 

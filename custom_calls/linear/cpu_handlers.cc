@@ -19,6 +19,7 @@ using LayerIndex = ffi::BufferR0<ffi::S32>;
 using ResultF32 = ffi::Result<ffi::Buffer<ffi::F32>>;
 
 constexpr double kParallelWork = 1 << 19;  // multiply-adds below which another thread costs more than it brings
+constexpr int64_t kPassValues = 192 << 10;  // activations of one pass over the weights: what a second-level cache holds
 constexpr int kPieces = 16;                // pieces of work per call, so that a slow thread isn't waited for long
 
 const float* e4m3_table() {
@@ -41,17 +42,24 @@ bool is_zero(const float* row, int64_t k) {
   return true;
 }
 
-// Runs kernel(activations, first tile, last tile) over all rows, 64 at a time. Rows of zeros give zeros unseen.
+// Activation rows per pass over the weights.
+int rows_per_pass(int64_t k) {
+  const int64_t rows = kPassValues / std::max<int64_t>(k, 1);
+  return static_cast<int>(std::min<int64_t>(kMaxRows, std::max<int64_t>(16, rows)));
+}
+
+// Runs kernel(activations, first tile, last tile) over all rows. Rows of zeros give zeros unseen.
 template <class Kernel>
 void for_all_rows(ffi::ThreadPool& pool, const F32& x, F32& y, double cost_per_row, const Kernel& kernel) {
   const IeeeFloats mode;
   const int64_t rows = x.dimensions()[0], k = x.dimensions()[1], n = y.dimensions()[1];
   const int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  const int most = rows_per_pass(k);
   int64_t row = 0;
   while (row < rows) {
     Activations a;
     a.count = 0;
-    for (; row < rows && a.count < kMaxRows; ++row) {
+    for (; row < rows && a.count < most; ++row) {
       const float* in = x.typed_data() + row * k;
       float* out = y.typed_data() + row * n;
       if (is_zero(in, k)) {
