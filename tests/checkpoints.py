@@ -8,6 +8,7 @@ import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
+from onecat_jax.models.qwen3_5 import params
 from onecat_jax.models.qwen3_5.config import ModelConfig
-from onecat_jax.models.qwen3_5.params import tensor_specs
-from onecat_jax.models.spec import TensorSpec
+from onecat_jax.models.spec import TensorSpec, TensorSpecs
 
 Naming = Literal["dense", "modelopt", "compressed-tensors"]
 DENSE_LINEARS = ("lm_head", "in_proj_a", "in_proj_b", "mtp.fc")
@@ -45,6 +46,12 @@ SMALL = ModelConfig(
     eos_token_id=(1,),
 )
 TIED = replace(SMALL, tie_word_embeddings=True)
+
+
+@cache
+def tensor_specs(config: ModelConfig) -> TensorSpecs:
+    """What a model needs; building it takes long enough to keep it."""
+    return params.tensor_specs(config)
 
 
 def default_quantised(module: str) -> bool:
@@ -107,6 +114,7 @@ def quantise(weight: np.ndarray) -> Quantised:
     return Quantised(codes[:, 0::2] | codes[:, 1::2] << 4, scales, multiplier)
 
 
+@cache
 def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
     """Float32 values, exact in BF16, for every tensor of a model by canonical name."""
     return {name: _random(name, spec, seed) for name, spec in tensor_specs(config).items()}

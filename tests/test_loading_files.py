@@ -160,7 +160,7 @@ def open_everything(path: Path) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 64), st.binary(max_size=16))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_bytes_give_a_checkpoint_error_or_nothing(
     scratch: Path, header: bytes, length: int, data: bytes
 ):
@@ -188,7 +188,7 @@ headers = st.dictionaries(st.text(max_size=4), entries | json_values, max_size=3
 
 @given(headers, st.binary(max_size=8))
 @example({"a": entry("U8", [0, 2**61], 0, 0)}, b"")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_random_headers_give_a_checkpoint_error_or_nothing(
     scratch: Path, header: dict[str, object], data: bytes
 ):
@@ -198,7 +198,7 @@ def test_random_headers_give_a_checkpoint_error_or_nothing(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_one_changed_byte_never_gives_another_error(scratch: Path, data: st.DataObject):
     save_file({"a": np.arange(4, dtype=np.int16), "b": np.ones((2, 2), np.float16)}, scratch)
     content = bytearray(scratch.read_bytes())

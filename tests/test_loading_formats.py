@@ -18,6 +18,7 @@ from checkpoints import (
     quantise,
     random_tensors,
     stored_tensors,
+    tensor_specs,
     write_checkpoint,
     write_json,
     write_tensors,
@@ -29,7 +30,6 @@ from onecat_jax.loading.hub import embedded
 from onecat_jax.loading.loader import multiplier_of_divisor
 from onecat_jax.loading.names import PREFIXES, canonical
 from onecat_jax.models.qwen3_5.config import ModelConfig
-from onecat_jax.models.qwen3_5.params import tensor_specs
 from onecat_jax.models.registry import resolve
 
 NAMINGS = ("dense", "modelopt", "compressed-tensors")

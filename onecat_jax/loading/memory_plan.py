@@ -23,6 +23,7 @@ Field = Literal["max_model_len", "max_num_seqs"]
 EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
 SMALL, MTP = "norms and small", "MTP head"
 WEIGHT_GROUPS = (EMBEDDING, GDN, ATTENTION, MLP, SMALL, MTP)
+_FP8 = {"fp8_e4m3": 1, "fp8_e5m2": 1}
 HEADROOM = 256 * 2**20  # code, library workspaces, fragmentation
 
 _DENSE_ON_DEVICE = ("in_proj_a", "in_proj_b")  # read in the compute dtype whatever stores them
@@ -51,7 +52,7 @@ class PlanRequest:
 
     @property
     def kv_itemsize(self) -> int:
-        return jnp.dtype(self.kv_dtype).itemsize
+        return _FP8.get(self.kv_dtype) or jnp.dtype(self.kv_dtype).itemsize
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""From engine arguments to a memory plan on a device."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import jax
+
+from onecat_jax.config import EngineConfig
+from onecat_jax.loading.device_memory import DeviceMemory, device_memory
+from onecat_jax.loading.formats import Source
+from onecat_jax.loading.memory_plan import MemoryPlan, PlanRequest, fit, largest, requirements
+from onecat_jax.models.qwen3_5.config import ModelConfig
+
+
+def plan_memory(
+    engine: EngineConfig,
+    config: ModelConfig,
+    sources: Mapping[str, Source],
+    device: jax.Device,
+) -> MemoryPlan:
+    """Plans a checkpoint on a device before a weight is read.
+
+    Without a max_model_len the model's limit is taken, or the most that fits if that is less.
+
+    Raises:
+      CapacityError: the model, or the max_model_len that was asked for, doesn't fit.
+    """
+    memory = device_memory(device, engine.gpu_memory_utilization)
+    request = plan_request(engine, config, device.platform)
+    if engine.max_model_len is None:
+        request = replace(request, max_model_len=_longest(request, config, sources, memory))
+    return fit(requirements(config, sources, request), memory)
+
+
+def plan_request(engine: EngineConfig, config: ModelConfig, platform: str) -> PlanRequest:
+    """The arguments that decide memory, "auto" resolved: float32 on CPU, float16 elsewhere."""
+    automatic = "float32" if platform == "cpu" else "float16"
+    compute = automatic if engine.dtype == "auto" else engine.dtype
+    return PlanRequest(
+        max_model_len=engine.max_model_len or config.max_position_embeddings,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        block_size=engine.block_size,
+        compute_dtype=compute,
+        kv_dtype=compute if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+    )
+
+
+def _longest(
+    request: PlanRequest,
+    config: ModelConfig,
+    sources: Mapping[str, Source],
+    memory: DeviceMemory,
+) -> int:
+    """The longest request that fits; the model's limit if nothing does, for the refusal's sake."""
+    limit = config.max_position_embeddings
+    return largest(requirements(config, sources, request), memory, "max_model_len", limit) or limit
