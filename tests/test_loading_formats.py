@@ -158,6 +158,16 @@ def test_a_record_in_hf_quant_config_counts_when_config_has_none(tmp_path: Path)
     assert_loaded(load(tmp_path), SMALL, style)
 
 
+def test_the_layer_list_of_a_mixed_record_may_lie_in_hf_quant_config(tmp_path: Path):
+    style = Style(naming="modelopt")
+    write_checkpoint(tmp_path, SMALL, style)
+    mixed = dict(AGREEING["mixed precision"])
+    listed = {"quantization": {"quantized_layers": mixed.pop("quantized_layers")}}
+    write_json(tmp_path / "config.json", config_json(SMALL) | {"quantization_config": mixed})
+    write_json(tmp_path / "hf_quant_config.json", listed)
+    assert_loaded(load(tmp_path), SMALL, style)
+
+
 def test_names_decide_where_no_record_is(tmp_path: Path):
     style = Style(naming="compressed-tensors")
     write_checkpoint(tmp_path, SMALL, style)

@@ -110,6 +110,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
         cast(f"{UP}.weight", np.int32),
         "I32 [96, 64]) is an integer format, which isn't implemented",
     ),
+    "MXFP4": (
+        "compressed-tensors",
+        cast(f"{UP}.weight_scale", np.uint8),
+        "up_proj.weight_packed (model.safetensors, U8 [96, 32]) is MXFP4, which isn't",
+    ),
     "packed INT4": (
         "compressed-tensors",
         cast(f"{UP}.weight_packed", np.int32),

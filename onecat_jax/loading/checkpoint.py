@@ -117,14 +117,16 @@ def _quantization(root: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, A
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     record = config.get("quantization_config") or inner
     source = "config.json"
-    if record is None and (root / "hf_quant_config.json").is_file():
+    other = _optional_json(root / "hf_quant_config.json").get("quantization")
+    if record is None and other is not None:
         source = "hf_quant_config.json"
-        record = read_json_object(root / source).get("quantization")
-        record = {"quant_method": "modelopt", **record} if isinstance(record, dict) else record
+        record = {"quant_method": "modelopt", **other} if isinstance(other, dict) else other
     if record is not None and not isinstance(record, dict):
         raise CheckpointError(
             f"{root / source}: the quantisation record is {record!r}, an object is needed"
         )
+    if isinstance(record, dict) and isinstance(other, dict) and "quantized_layers" in other:
+        record = {"quantized_layers": other["quantized_layers"], **record}
     return record, source
 
 

@@ -128,6 +128,9 @@ def _refuse_unimplemented(parts: Parts) -> None:
         return
     if weight.info.dtype in FP8:
         raise Mismatch(f"{weight} is FP8, which isn't implemented")
+    scale = parts.get("weight_scale")
+    if weight.info.dtype == "U8" and scale is not None and scale.info.dtype in ("U8", "F8_E8M0"):
+        raise Mismatch(f"{weight} is MXFP4, which isn't implemented")
     if weight.info.dtype in ("I32", "I8"):
         raise Mismatch(f"{weight} is an integer format, which isn't implemented")
 
