@@ -173,15 +173,16 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
     allowed = f"{left}{low:g}, {high:g}{right}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise RequestError(f"{name} must be a number in {allowed}, got {value!r}.")
-    inside = low < value <= high if open_low else low <= value <= high
-    if not math.isfinite(value) or not inside:
+    number = float(value)
+    inside = low < number <= high if open_low else low <= number <= high
+    if not math.isfinite(number) or not inside:
         raise RequestError(f"{name} must lie in {allowed}, got {value}.")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}.")
-    if not low <= value <= high:
+    if not low <= int(value) <= high:
         raise RequestError(f"{name} must lie between {low} and {high}, got {value}.")
 
 
@@ -197,7 +198,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(s, str) for s in values):
         raise RequestError(f"stop must be a string or a list of strings, got {stop!r}.")
     if "" in values:
-        raise RequestError("stop holds an empty string, which would end every text at once: remove it.")
+        raise RequestError(
+            "stop holds an empty string, which would end every text at once: remove it."
+        )
     return tuple(values)
 
 

@@ -28,12 +28,12 @@ from onecat_jax.sampling_params import SamplingParams
 DRAWS = 200_000
 LOGITS = np.array([1.3, 0.2, -0.4, 1.3, 0.9, -2.0, 0.0, 0.9, -1.0, 0.5, 0.45, 2.0], np.float32)
 SETTINGS = [
-    dict(temperature=1.0),
-    dict(temperature=0.6),
-    dict(temperature=1.7, top_k=5),
-    dict(temperature=1.0, top_p=0.7),
-    dict(temperature=0.8, min_p=0.2),
-    dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.05),
+    {"temperature": 1.0},
+    {"temperature": 0.6},
+    {"temperature": 1.7, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 0.8, "min_p": 0.2},
+    {"temperature": 1.3, "top_k": 7, "top_p": 0.8, "min_p": 0.05},
 ]
 jitted = jax.jit(sample, static_argnames=("vocab_size", "stream"))
 
@@ -80,19 +80,19 @@ def test_frequencies_follow_the_transformed_distribution(settings):
 
 def test_frequencies_follow_the_distribution_beyond_the_head():
     x = np.concatenate([np.linspace(0.6, 0, 90), np.zeros(10)]).astype(np.float32)
-    settings = dict(temperature=1.0, top_p=0.9)
+    settings = {"temperature": 1.0, "top_p": 0.9}
     assert p_value(counts_of(x, **settings), law(x, **settings)) > 1e-4
 
 
 @pytest.mark.parametrize(
-    "real, wrong",
+    ("real", "wrong"),
     [
-        (dict(temperature=0.6), dict(temperature=0.61)),
-        (dict(top_k=5), dict(top_k=6)),
-        (dict(top_k=6), dict(top_k=5)),
-        (dict(top_p=0.7), dict(top_p=0.55)),
-        (dict(min_p=0.2), dict(min_p=0.25)),
-        (dict(top_k=3, top_p=0.8), dict(top_k=2)),
+        ({"temperature": 0.6}, {"temperature": 0.61}),
+        ({"top_k": 5}, {"top_k": 6}),
+        ({"top_k": 6}, {"top_k": 5}),
+        ({"top_p": 0.7}, {"top_p": 0.55}),
+        ({"min_p": 0.2}, {"min_p": 0.25}),
+        ({"top_k": 3, "top_p": 0.8}, {"top_k": 2}),
     ],
     ids=str,
 )
@@ -156,13 +156,14 @@ def test_a_draw_depends_on_seed_and_position_and_nothing_else():
     assert len(set(jitted(x, same, jnp.arange(64), vocab_size=1000).tolist())) > 50
 
 
-@pytest.mark.parametrize("settings", [dict(temperature=0.0), dict(), dict(top_k=3), dict(top_p=0.9)])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}])
 def test_padding_and_banned_ids_are_never_picked(settings):
     x = jnp.broadcast_to(jnp.arange(128.0) / 8, (512, 128))
     banned = jnp.zeros(128, bool).at[jnp.array([99, 97])].set(True)
     state = state_of(512, **settings)
     tokens = jitted(x, state, jnp.zeros(512, jnp.int32), vocab_size=100, banned=banned)
-    assert int(tokens.max()) == 98 and 97 not in tokens.tolist()
+    assert int(tokens.max()) == 98
+    assert 97 not in tokens.tolist()
 
 
 def test_stop_ids_are_not_picked_before_min_tokens():
@@ -194,16 +195,21 @@ def test_a_row_of_bad_numbers_is_told_apart_and_leaves_its_neighbours_alone():
     x[1, 4], x[2, 5], x[3, :90], x[4, 95] = np.nan, np.inf, -np.inf, np.nan
     assert healthy_rows(jnp.asarray(x), vocab_size=90).tolist() == [True, False, False, False, True]
     got = jitted(x, state, positions, vocab_size=90)
-    assert got[0] == clean[0] and got[4] == clean[4] and int(got[1]) != 4
+    assert got[0] == clean[0]
+    assert got[4] == clean[4]
+    assert int(got[1]) != 4
 
 
 def test_a_row_can_be_replaced_inside_jit():
     state = stack_rows([None, None, None])
-    row = request_row(SamplingParams(temperature=0.5, seed=1), (7,), seed=2**64 - 1, prompt_length=4)
+    row = request_row(
+        SamplingParams(temperature=0.5, seed=1), (7,), seed=2**64 - 1, prompt_length=4
+    )
     new = jax.jit(set_row)(state, jnp.int32(1), row)
     assert new.temperature.tolist() == [0, 0.5, 0]
     assert new.seed[1].tolist() == [2**32 - 1, 2**32 - 1]
-    assert new.stop_ids[1, 0] == 7 and new.stop_ids[0, 0] == -1
+    assert new.stop_ids[1, 0] == 7
+    assert new.stop_ids[0, 0] == -1
 
 
 def test_greedy_and_unfiltered_batches_run_no_sort_and_only_as_conditionals():
@@ -215,4 +221,5 @@ def test_greedy_and_unfiltered_batches_run_no_sort_and_only_as_conditionals():
     assert text.count("stablehlo.sort") == 1
     main = text[text.index("func.func public @main") :].split("\n  }")[0]
     before_first_case = main.split('"stablehlo.case"')[0]
-    assert "stablehlo.sort" not in before_first_case and "top_k" not in before_first_case
+    assert "stablehlo.sort" not in before_first_case
+    assert "top_k" not in before_first_case

@@ -42,7 +42,9 @@ def test_padding_ids_hold_no_mass():
 
 def test_no_alternatives_gives_empty_columns():
     chosen, ids, values, rank = token_logprobs(np.zeros((3, 7), np.float32), np.arange(3), 0)
-    assert chosen.shape == (3,) and ids.shape == (3, 0) and values.shape == (3, 0)
+    assert chosen.shape == (3,)
+    assert ids.shape == (3, 0)
+    assert values.shape == (3, 0)
     assert rank.tolist() == [1, 2, 3]
 
 

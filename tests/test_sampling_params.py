@@ -9,9 +9,12 @@ import pytest
 from onecat_jax.errors import RequestError
 from onecat_jax.sampling_params import SamplingParams, derived_seed, effective_stop_ids
 
-NEUTRAL_LATER = dict(
-    presence_penalty=0, frequency_penalty=0.0, repetition_penalty=1, logit_bias={}
-)
+NEUTRAL_LATER = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+}
 BAD = [
     ("temperature", -0.1, "[0, inf)"),
     ("temperature", math.nan, "[0, inf)"),
@@ -45,11 +48,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("name, value, allowed", BAD, ids=[f"{n}={v!r}"[:40] for n, v, _ in BAD])
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"), BAD, ids=[f"{n}={v!r}"[:40] for n, v, _ in BAD]
+)
 def test_a_refusal_names_the_field_and_what_is_allowed(name, value, allowed):
     with pytest.raises(RequestError) as error:
         SamplingParams(**{name: value})
-    assert name in str(error.value) and allowed in str(error.value)
+    assert name in str(error.value)
+    assert allowed in str(error.value)
 
 
 def test_neutral_values_of_fields_that_come_later_are_accepted():
@@ -68,8 +74,11 @@ def test_settings_cannot_be_changed_afterwards():
 
 
 def test_numpy_scalars_count_as_numbers():
-    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), stop_token_ids=[np.int32(4)])
-    assert params.stop_ids == (4,) and type(params.stop_ids[0]) is int
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), stop_token_ids=[np.int32(4)]
+    )
+    assert params.stop_ids == (4,)
+    assert type(params.stop_ids[0]) is int
 
 
 def test_stop_values_are_normalised_to_tuples():
@@ -85,9 +94,14 @@ def test_stop_strings_without_text_are_refused():
 
 
 def test_checkpoint_defaults_come_from_generation_config_and_overrides_win():
-    config = dict(
-        temperature=0.7, top_p=0.8, top_k=20, do_sample=True, eos_token_id=[1], min_p=None
-    )
+    config = {
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 20,
+        "do_sample": True,
+        "eos_token_id": [1],
+        "min_p": None,
+    }
     params = SamplingParams.from_generation_config(config, max_tokens=5, top_p=1.0)
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 1.0, 20)
     assert (params.min_p, params.max_tokens) == (0.0, 5)

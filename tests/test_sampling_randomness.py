@@ -45,7 +45,7 @@ def seed_rows(seeds: list[int]) -> jax.Array:
     return jnp.array([[s & ONES, s >> 32] for s in seeds], jnp.uint32)
 
 
-@pytest.mark.parametrize("counter, key, expected", VECTORS)
+@pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
 def test_philox_gives_the_published_vectors(counter, key, expected):
     words = philox(*(tuple(jnp.array([w], jnp.uint32) for w in part) for part in (counter, key)))
     assert tuple(int(w[0]) for w in words) == expected
@@ -62,7 +62,7 @@ def test_a_word_is_a_function_of_seed_position_stream_and_token():
         np.testing.assert_array_equal(np.asarray(got), np.array(want, np.uint32))
 
 
-@pytest.mark.parametrize("offset, size", [(0, 10), (1, 7), (2, 8), (3, 1), (64, 36), (97, 3)])
+@pytest.mark.parametrize(("offset", "size"), [(0, 10), (1, 7), (2, 8), (3, 1), (64, 36), (97, 3)])
 def test_a_vocabulary_slice_sees_the_words_of_the_whole(offset, size):
     seeds, positions = seed_rows([3, 2**40 + 1]), jnp.array([11, 12])
     whole = vocabulary_words(seeds, positions, STREAM_TARGET, size=100)
@@ -83,8 +83,11 @@ def test_chosen_ids_see_the_words_of_the_whole_in_any_order():
 def test_uniform_stays_inside_the_open_interval_and_resolves_small_values():
     words = jnp.array([0, 1, 2, ONES - 1, ONES], jnp.uint32)
     u = np.asarray(uniform(words))
-    assert np.all(u > 0) and np.all(u < 1)
-    assert u[0] == 2.0**-33 and u[1] == 1.5 * 2.0**-32 and u[2] == 2.5 * 2.0**-32
+    assert np.all(u > 0)
+    assert np.all(u < 1)
+    assert u[0] == 2.0**-33
+    assert u[1] == 1.5 * 2.0**-32
+    assert u[2] == 2.5 * 2.0**-32
 
 
 def test_gumbel_noise_is_finite_and_resolves_the_winning_tail():

@@ -146,7 +146,13 @@ def test_top_k_keeps_exactly_k_and_breaks_ties_by_lower_id():
 
 def test_top_p_keeps_the_token_that_crosses_the_mass_and_always_the_first():
     row = jnp.log(jnp.array([[0.25, 0.5, 0.125, 0.125]]))
-    for p, kept in [(1e-30, [1]), (0.5, [1]), (0.51, [0, 1]), (0.76, [0, 1, 2]), (1.0, [0, 1, 2, 3])]:
+    for p, kept in [
+        (1e-30, [1]),
+        (0.5, [1]),
+        (0.51, [0, 1]),
+        (0.76, [0, 1, 2]),
+        (1.0, [0, 1, 2, 3]),
+    ]:
         got = apply_top_p(row, jnp.array([p], jnp.float32))
         assert np.flatnonzero(np.isfinite(got[0])).tolist() == kept
 
@@ -171,7 +177,8 @@ def test_bad_values_are_never_kept_and_do_not_spread():
     args = (jnp.full(4, 0.5), jnp.full(4, 0.1), jnp.full(4, 8), jnp.full(4, 0.9))
     got = np.asarray(target_logits(jnp.asarray(rows), *args))
     assert np.isfinite(got[0]).sum() == 8
-    assert not np.isnan(got).any() and got[1, 3] == -np.inf
+    assert not np.isnan(got).any()
+    assert got[1, 3] == -np.inf
     assert np.flatnonzero(np.isfinite(got[2])).tolist() == [5]
     assert not np.isfinite(got[3]).any()
 
@@ -179,7 +186,9 @@ def test_bad_values_are_never_kept_and_do_not_spread():
 def test_a_tiny_temperature_does_not_overflow():
     row = jnp.array([[1e4, -1e4, 9.99e3, 1e4]])
     got = apply_temperature(row, jnp.array([1e-6], jnp.float32))
-    assert got[0, 0] == 0 and got[0, 3] == 0 and not np.isnan(got).any()
+    assert got[0, 0] == 0
+    assert got[0, 3] == 0
+    assert not np.isnan(got).any()
 
 
 def test_head_and_full_sort_find_the_same_cut():
@@ -189,7 +198,7 @@ def test_head_and_full_sort_find_the_same_cut():
     top_p = jnp.asarray(rng.choice([0.3, 0.8, 0.95, 1.0], 64), jnp.float32)
     short, full = head_of(x, top_k, top_p), head_of(x, top_k, top_p, full=True)
     assert bool(short.resolved.all())
-    np.testing.assert_array_equal(short.count, full.count)
+    np.testing.assert_array_equal(short.kept, full.kept)
     np.testing.assert_array_equal(short.tokens, full.tokens[:, :HEAD])
 
 

@@ -4,9 +4,9 @@ Everything is jittable, takes one batch row per request in [B] arrays and gives 
 its neighbours and the batch size are. Imports no model, no state of the engine and no server.
 """
 
+from onecat_jax.sampling.draw import healthy_rows, sample, stop_hits
 from onecat_jax.sampling.logprobs import token_logprobs
 from onecat_jax.sampling.randomness import STREAM_ACCEPT, STREAM_DRAFT, STREAM_TARGET
-from onecat_jax.sampling.draw import healthy_rows, sample, stop_hits
 from onecat_jax.sampling.state import SamplingState, request_row, set_row, stack_rows
 
 __all__ = [

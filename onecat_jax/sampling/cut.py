@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
     values: Array  # [B, N] float32, descending
     tokens: Array  # [B, N] int32
-    count: Array  # [B] int32, kept tokens, at least 1
+    kept: Array  # [B] int32, kept tokens, at least 1
     resolved: Array  # [B] bool, the count can't lie beyond N
 
 
@@ -71,9 +71,7 @@ def _order(logits: Array, width: int) -> tuple[Array, Array]:
     return -negative, tokens
 
 
-def _count(
-    logits: Array, values: Array, limit: Array, top_p: Array
-) -> tuple[Array, Array]:
+def _count(logits: Array, values: Array, limit: Array, top_p: Array) -> tuple[Array, Array]:
     """Kept tokens per row [B], and whether the ordered part was long enough to know."""
     size, width = logits.shape[-1], values.shape[-1]
     rank = jnp.arange(width)
@@ -95,7 +93,7 @@ def _finite(largest: Array) -> Array:
 
 def cut_of(head: Head) -> Cut:
     """The last kept token of each row."""
-    last = (head.count - 1)[:, None]
+    last = (head.kept - 1)[:, None]
     value = jnp.take_along_axis(head.values, last, axis=-1)[:, 0]
     return Cut(value, jnp.take_along_axis(head.tokens, last, axis=-1)[:, 0])
 
@@ -127,9 +125,7 @@ def finish_cut(logits: Array, top_k: Array, top_p: Array, head: Head, active: Ar
 
     cut = lax.cond(jnp.all(head.resolved | ~active), lambda: cut_of(head), sort)
     free = no_cut(*logits.shape)
-    return Cut(
-        jnp.where(active, cut.value, free.value), jnp.where(active, cut.token, free.token)
-    )
+    return Cut(jnp.where(active, cut.value, free.value), jnp.where(active, cut.token, free.token))
 
 
 def apply_cut(logits: Array, cut: Cut) -> Array:

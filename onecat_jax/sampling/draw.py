@@ -110,7 +110,7 @@ def _pick_head(head: Head, state: SamplingState, positions: Array, stream: int) 
     """The same argmax over the kept tokens of the head alone."""
     noise = gumbel(token_words(state.seed, positions, head.tokens, stream))
     rank = jnp.arange(head.values.shape[-1])
-    scores = jnp.where(rank < head.count[:, None], head.values + noise, -jnp.inf)
+    scores = jnp.where(rank < head.kept[:, None], head.values + noise, -jnp.inf)
     best = jnp.max(scores, axis=-1, keepdims=True)
     ids = jnp.where(scores == best, head.tokens, jnp.iinfo(jnp.int32).max)
     return jnp.min(ids, axis=-1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +43,16 @@ def request_row(
     padded = np.full(MAX_STOP_IDS, -1, np.int32)
     padded[: len(stops)] = stops
     bits = seed & (2**64 - 1)
-    return SamplingState(  # type: ignore[arg-type]  # host arrays become device arrays at the jit boundary
-        temperature=np.float32(params.temperature),
-        top_k=np.int32(max(params.top_k, 0)),
-        top_p=np.float32(params.top_p),
-        min_p=np.float32(params.min_p),
-        seed=np.array([bits & 0xFFFFFFFF, bits >> 32], np.uint32),
-        stop_ids=padded,
-        min_position=np.int32(prompt_length + params.min_tokens),
-    )
+    fields: dict[str, Any] = {
+        "temperature": np.float32(params.temperature),
+        "top_k": np.int32(max(params.top_k, 0)),
+        "top_p": np.float32(params.top_p),
+        "min_p": np.float32(params.min_p),
+        "seed": np.array([bits & 0xFFFFFFFF, bits >> 32], np.uint32),
+        "stop_ids": padded,
+        "min_position": np.int32(prompt_length + params.min_tokens),
+    }
+    return SamplingState(**fields)  # host arrays, which become device arrays at the jit boundary
 
 
 def padding_row() -> SamplingState:
