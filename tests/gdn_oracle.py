@@ -7,6 +7,11 @@ the forms it judges:
 
 Layout is that of one sequence: q, k [T, Hk, Dk] already normalised (and q scaled), v [T, Hv, Dv],
 g and beta [T, Hv], state [Hv, Dk, Dv]. Value head h reads key head h // (Hv / Hk).
+The engine keeps the state the other way round, [Hv, Dv, Dk]: swap the last two axes.
+
+What float32 can reach, measured over KINDS and LENGTHS as `relative_errors`: 1e-6 in chunks of 64;
+3e-6 step by step, but 2e-5 after 1000 steps of nearly equal keys and almost no decay, where the
+roundings of 1000 rank-one updates along one direction pile up.
 """
 
 from collections.abc import Callable, Iterator
