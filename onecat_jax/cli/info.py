@@ -90,8 +90,9 @@ def _words(quantization: Mapping[str, Any]) -> str:
 def _group_line(group: Mapping[str, Any]) -> str:
     formats = ", ".join(f"{count} {form}" for form, count in group["formats"].items())
     return (
-        f"  {group['name']:<22}{_count(group['parameters']):>12}{gib(group['file_bytes']):>12}"
-        f"{gib(group['device_bytes']):>12}  {formats}"
+        "  "
+        f"{group['name']:<22}{_count(group['parameters']):>12}{gib(group['file_bytes']):>12}{gib(group['device_bytes']):>12} "
+        f" {formats}"
     )
 
 

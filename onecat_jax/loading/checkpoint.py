@@ -95,8 +95,7 @@ def _check_folder(root: Path) -> None:
     if not os.path.isfile(root / "config.json"):
         raise CheckpointError(
             f"{root} is no checkpoint: there is no config.json in it (looked for config.json, "
-            f"{INDEX}, {SINGLE}, "
-            f"*.safetensors; {_contents(root)})"
+            f"{INDEX}, {SINGLE}, *.safetensors; {_contents(root)})"
         )
 
 
@@ -147,8 +146,7 @@ def _open_weights(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
             if name in tensors:
                 raise CheckpointError(
                     f"{root}: tensor {name!r} is in {tensors[name].file.name} and in {path.name}; "
-                    f"add an {INDEX} "
-                    "that says which one counts, or remove one of the files"
+                    f"add an {INDEX} that says which one counts, or remove one of the files"
                 )
             tensors[name] = info
     return tensors, files
@@ -162,8 +160,7 @@ def _open_indexed(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
     if missing:
         raise CheckpointError(
             f"{root / INDEX} names {len(paths)} files, {len(missing)} of them missing: "
-            f"{', '.join(missing[:5])}; "
-            "complete the download or remove a stale index"
+            f"{', '.join(missing[:5])}; complete the download or remove a stale index"
         )
     files = {name: SafetensorsFile.open(path) for name, path in paths.items()}
     tensors: dict[str, TensorInfo] = {}
@@ -171,8 +168,7 @@ def _open_indexed(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, Safeten
         if tensor not in files[name].tensors:
             raise CheckpointError(
                 f"{root / name} lacks tensor {tensor!r}, which {INDEX} promises there; file and "
-                "index don't belong "
-                "together, download both again"
+                "index don't belong together, download both again"
             )
         tensors[tensor] = files[name].tensors[tensor]
     return tensors, {paths[name]: file for name, file in files.items()}
@@ -187,7 +183,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise CheckpointError(
-                f"{path} maps tensor {tensor!r} to {name!r}; the name of a file in the same "
-                "folder is needed"
+                f"{path} maps tensor {tensor!r} to {name!r}; the name of a file in the same folder "
+                "is needed"
             )
     return weight_map

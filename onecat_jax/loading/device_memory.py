@@ -41,8 +41,7 @@ def device_memory(device: jax.Device, utilization: float) -> DeviceMemory:
         share = int(stats["bytes_limit"] * utilization)
         source = (
             f"{utilization:.0%} (gpu_memory_utilization) of JAX's pool of "
-            f"{gib(stats['bytes_limit'])} "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION)"
+            f"{gib(stats['bytes_limit'])} (XLA_PYTHON_CLIENT_MEM_FRACTION)"
         )
         return DeviceMemory(max(share - stats.get("bytes_in_use", 0), 0), name, source)
     free = _host_available()

@@ -29,8 +29,7 @@ def locate(model: str | Path) -> Path:
         return _download(model)
     raise CheckpointError(
         f"{model} doesn't exist; a folder with config.json and *.safetensors is needed, a name "
-        "owner/name of the "
-        f"Hugging Face Hub, or '{EMBEDDED}' for the embedded model"
+        f"owner/name of the Hugging Face Hub, or '{EMBEDDED}' for the embedded model"
     )
 
 
@@ -55,6 +54,5 @@ def _download(name: str) -> Path:
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise CheckpointError(
             f"{name} is no local folder, and it can't be fetched from the Hugging Face Hub: "
-            f"{reason}; check the name "
-            "and the connection, or pass the path of a downloaded copy"
+            f"{reason}; check the name and the connection, or pass the path of a downloaded copy"
         ) from error

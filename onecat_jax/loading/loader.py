@@ -31,7 +31,7 @@ def load_tensors(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, HostTe
             tensors[name] = host_tensor(checkpoint, source)
         except Mismatch as mismatch:
             problems.append(str(mismatch))
-    refuse(f"{checkpoint.root}: {{count}} of its tensors hold bad scales", problems)
+    refuse(checkpoint, "hold bad scales", problems)
     return tensors
 
 
@@ -57,8 +57,7 @@ def _check_block_scales(name: str, scales: np.ndarray) -> None:
         kind = "NaN" if scales[row, block] & _NAN == _NAN else "negative"
         raise Mismatch(
             f"{name} holds {int(bad.sum())} block scales that are NaN or negative, the first is "
-            f"{kind} "
-            f"(0x{scales[row, block]:02x}) at row {row}, block {block}"
+            f"{kind} (0x{scales[row, block]:02x}) at row {row}, block {block}"
         )
 
 

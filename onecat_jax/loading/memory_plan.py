@@ -236,8 +236,8 @@ def _refusal(needs: Requirements, memory: DeviceMemory) -> str:
     request = needs.request
     head = (
         f"the model doesn't fit {memory.device}: {gib(needs.least)} needed with max_model_len "
-        f"{request.max_model_len} and max_num_seqs {request.max_num_seqs}, "
-        f"{gib(memory.available)} available"
+        f"{request.max_model_len} and max_num_seqs {request.max_num_seqs}, {gib(memory.available)} "
+        "available"
     )
     return f"{head}; {_advice(needs, memory)}\n{_table(groups, needs.least, memory)}"
 

@@ -122,8 +122,8 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     length = int.from_bytes(head, "little")
     if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{path}: header length is {length} bytes, the limit is {MAX_HEADER_BYTES}; this is "
-            "no safetensors file"
+            f"{path}: header length is {length} bytes, the limit is {MAX_HEADER_BYTES}; this is no "
+            "safetensors file"
         )
     if 8 + length > size:
         raise CheckpointError(
@@ -178,8 +178,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> TensorI
     if end - begin != needed:
         raise CheckpointError(
             f"{path}: tensor {name!r} of dtype {dtype} and shape {list(shape)} needs {needed} "
-            "bytes, "
-            f"data_offsets [{begin}, {end}] hold {end - begin}; {_AGAIN}"
+            f"bytes, data_offsets [{begin}, {end}] hold {end - begin}; {_AGAIN}"
         )
     if start + end > size:
         raise CheckpointError(
@@ -194,7 +193,7 @@ def _naturals(path: Path, name: str, field: str, value: Any) -> tuple[int, ...]:
     if not good or not all(type(v) is int and 0 <= v < _MAX_TENSOR_BYTES for v in value):
         raise CheckpointError(
             f"{path}: tensor {name!r} has {field} {str(value)[:80]}; a list of up to {_MAX_DIMS} "
-            f"whole numbers is needed"
+            "whole numbers is needed"
         )
     return tuple(value)
 
@@ -214,8 +213,8 @@ def _nbytes(path: Path, name: str, shape: tuple[int, ...], itemsize: int) -> int
     span = math.prod(max(d, 1) for d in shape) * itemsize
     if span >= _MAX_TENSOR_BYTES:
         raise CheckpointError(
-            f"{path}: tensor {name!r} of shape {list(shape)} would span {span} bytes; the limit "
-            "is 2**62"
+            f"{path}: tensor {name!r} of shape {list(shape)} would span {span} bytes; the limit is "
+            "2**62"
         )
     return math.prod(shape) * itemsize
 
@@ -227,8 +226,7 @@ def _check_coverage(path: Path, tensors: Mapping[str, TensorInfo], start: int, s
         if info.offset < at:
             raise CheckpointError(
                 f"{path}: tensor {name!r} starts at byte {info.offset}, inside tensor {before!r}, "
-                "which ends "
-                f"at {at}; {_AGAIN}"
+                f"which ends at {at}; {_AGAIN}"
             )
         if info.offset > at:
             raise CheckpointError(

@@ -35,20 +35,18 @@ def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source
         except Mismatch as mismatch:
             problems.append(str(mismatch))
     problems += _unknown(checkpoint, index, specs, used)
-    refuse(f"{checkpoint.root}: {{count}} of its tensors don't fit the model", problems)
+    refuse(checkpoint, "don't fit the model", problems)
     return found
 
 
-def refuse(title: str, problems: list[str]) -> None:
-    """Raises one CheckpointError that lists the first problems, if there are any.
-
-    `{count}` of the title is their number.
-    """
+def refuse(checkpoint: Checkpoint, what: str, problems: list[str]) -> None:
+    """Raises one CheckpointError that lists the first problems, if there are any."""
     if not problems:
         return
     listed = "; ".join(problems[:_LISTED])
     more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    raise CheckpointError(f"{title.format(count=len(problems))}: {listed}{more}")
+    head = f"{checkpoint.root}: {len(problems)} of its tensors {what}"
+    raise CheckpointError(f"{head}: {listed}{more}")
 
 
 def _wanted(index: Mapping[str, str], specs: TensorSpecs) -> TensorSpecs:

@@ -53,7 +53,6 @@ def _dense(checkpoint: Checkpoint, source: Source) -> Finding:
     if too_large and source.spec.kind != "vector":
         return "warn", (
             f"{source.weight} ({info.file.name}) holds {too_large} values beyond "
-            f"{_FLOAT16_MAX:.0f}, the largest float16; "
-            "use float32 or bfloat16"
+            f"{_FLOAT16_MAX:.0f}, the largest float16; use float32 or bfloat16"
         )
     return "ok", ""
