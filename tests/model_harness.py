@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.linear import DenseTensor
+from onecat_jax.custom_calls.linear import DenseTensor, LinearRoute
 from onecat_jax.models.qwen3_5 import (
     ForwardOptions,
     ModelConfig,
@@ -122,11 +122,11 @@ def build(
     dtype: str = "float32",
     policy: Policy | None = None,
     unrolled: bool = True,
-    route: Any = None,
 ) -> Harness:
     """A harness around seeded weights."""
     config = ModelConfig.from_hf(config_json)
     policy = policy or Policy()
+    route = LinearRoute(policy, separate=unrolled)
     params = build_params(
         host_tensors(named, config), config, route=route, dtype=dtype, unrolled=unrolled
     )

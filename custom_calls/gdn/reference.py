@@ -1,8 +1,10 @@
 """Pure JAX gated delta rule: the oracle of later kernels, and their last route.
 
-Equations (per value head, state S [Dk, Dv], Gated DeltaNet, arXiv 2412.06464, as used by Qwen3.5):
+Equations (per value head, state S [Dv, Dk], Gated DeltaNet, arXiv 2412.06464, as used by Qwen3.5):
 
-    S <- exp(g) S;  u = beta (v - k^T S);  S <- S + k u^T;  o = q^T S
+    S <- exp(g) S;  u = beta (v - S k);  S <- S + u k^T;  o = S q
+
+The key axis of the state is the inner one, so that both reads are row products.
 
 Keys are L2-normalised and queries are also scaled by the caller. Everything runs in the dtype of the state (float32; float64
 in tests). Rows that must not change the state carry g = 0 and beta = 0.
@@ -43,14 +45,14 @@ def _grouped(x: Array, heads: int) -> Array:
 
 
 def _row(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array) -> tuple[Array, Array]:
-    """One token. state [B, Hk, R, Dk, Dv]; q, k [B, Hk, Dk]; v [B, Hk, R, Dv]; g, beta [B, Hk, R].
+    """One token. state [B, Hk, R, Dv, Dk]; q, k [B, Hk, Dk]; v [B, Hk, R, Dv]; g, beta [B, Hk, R].
 
-    Reads the state once for both products: o = exp(g) q^T S + (q.k) u is q^T S after the update.
+    Reads the state once for both products: o = exp(g) S q + (q.k) u is S q after the update.
     """
     decay = jnp.exp(g)[..., None]
-    reads = _einsum("bhck,bhrkv->bhrcv", jnp.stack([k, q], axis=2), state)
+    reads = _einsum("bhrvk,bhck->bhrcv", state, jnp.stack([k, q], axis=2))
     u = beta[..., None] * (v - decay * reads[..., 0, :])
-    state = decay[..., None] * state + k[:, :, None, :, None] * u[..., None, :]
+    state = decay[..., None] * state + u[..., None] * k[:, :, None, None, :]
     q_dot_k = jnp.sum(q * k, axis=-1)[:, :, None, None]
     return state, decay * reads[..., 1, :] + q_dot_k * u
 
@@ -60,14 +62,14 @@ def block(x: GDNInputs, state: Array) -> tuple[Array, Array]:
 
     Args:
       x: inputs with T rows.
-      state: [B, Hv, Dk, Dv].
+      state: [B, Hv, Dv, Dk].
 
     Returns:
       outputs [B, T, Hv, Dv] and the state after the last row; each row's bits are those of `step`.
     """
     batch, rows, heads, dk = x.k.shape
     value_heads, dv = x.v.shape[2:]
-    grouped = state.reshape(batch, heads, value_heads // heads, dk, dv)
+    grouped = state.reshape(batch, heads, value_heads // heads, dv, dk)
     outs = []
     for t in range(rows):
         v, g, beta = (_grouped(a, heads)[:, t] for a in (x.v, x.g, x.beta))
@@ -125,7 +127,7 @@ def chunked(x: GDNInputs, state: Array) -> tuple[Array, Array]:
 
     Args:
       x: inputs with any T; split a sequence on multiples of 64 to get the same chunks.
-      state: [B, Hv, Dk, Dv].
+      state: [B, Hv, Dv, Dk].
 
     Returns:
       outputs [B, T, Hv, Dv] and the state after row T.
@@ -150,16 +152,16 @@ def chunked(x: GDNInputs, state: Array) -> tuple[Array, Array]:
     def one_chunk(carry: Array, c: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, beta, decay, from_start, inverse, mixed = c
         start = from_start[..., None]
-        u = beta[..., None] * (v - start * _einsum("bhik,bhrkv->bhriv", k, carry))
+        u = beta[..., None] * (v - start * _einsum("bhik,bhrvk->bhriv", k, carry))
         u = _einsum("bhrij,bhrjv->bhriv", inverse, u)
-        out = start * _einsum("bhik,bhrkv->bhriv", q, carry) + _einsum(
+        out = start * _einsum("bhik,bhrvk->bhriv", q, carry) + _einsum(
             "bhrij,bhrjv->bhriv", mixed, u
         )
         kept = decay[..., -1, :, None] * u  # decayed to the end of the chunk
-        carry = start[..., -1:, :] * carry + _einsum("bhik,bhriv->bhrkv", k, kept)
+        carry = start[..., -1:, :] * carry + _einsum("bhriv,bhik->bhrvk", kept, k)
         return carry, out
 
-    grouped = state.reshape(batch, heads, value_heads // heads, dk, dv)
+    grouped = state.reshape(batch, heads, value_heads // heads, dv, dk)
     grouped, out = lax.scan(one_chunk, grouped, (q, k, v, beta, decay, from_start, inverse, mixed))
     out = out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, value_heads, dv)[:, :rows]
     return out, grouped.reshape(state.shape)

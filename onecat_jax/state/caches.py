@@ -57,7 +57,7 @@ class PagedKV:
 class GDNCache:
     """Recurrent states and convolution windows of all GDN layers."""
 
-    state: Array  # [layers * slots, Hv, Dk, Dv] float32
+    state: Array  # [layers * slots, Hv, Dv, Dk] float32
     window: Array  # [layers * slots, W-1, C] raw projected rows before the convolution
     slots: int  # slots per layer
 
@@ -75,7 +75,7 @@ class CacheState:
         """An empty state. Layers of a kind that the model lacks give arrays of length zero."""
         kv = (shape.attention_layers * shape.pages, shape.page_size, shape.kv_heads, shape.head_dim)
         rows = shape.gdn_layers * shape.slots
-        state = (rows, shape.value_heads, shape.key_dim, shape.value_dim)
+        state = (rows, shape.value_heads, shape.value_dim, shape.key_dim)
         window = (rows, shape.conv_width - 1, shape.conv_channels)
         return CacheState(
             PagedKV(jnp.zeros(kv, kv_dtype), jnp.zeros(kv, kv_dtype), shape.pages),

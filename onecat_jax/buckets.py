@@ -1,0 +1,63 @@
+"""The static shapes that programs are compiled for, declared in one place.
+
+A prefill program takes one request's chunk, padded to a power of two of tokens; a decode program takes a power of two of
+rows. Padding at most doubles the work. Chunk borders lie on a grid counted from the request's own position 0 and are multiples
+of 64, so a request's chunks (and with them its bits) depend on the request alone.
+"""
+
+from dataclasses import dataclass
+
+from onecat_jax.custom_calls.gdn import CHUNK
+
+MAX_PROGRAMS = 16
+LAUNCH_STEPS = 32  # decode steps of one launch at most; the actual number is an operand
+
+
+def _powers(low: int, high: int) -> tuple[int, ...]:
+    sizes = [low]
+    while sizes[-1] * 2 <= high:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """All program shapes of one engine."""
+
+    prefill_tokens: tuple[int, ...]
+    decode_rows: tuple[int, ...]
+
+    @staticmethod
+    def plan(max_tokens: int, max_rows: int, min_rows: int) -> "Buckets":
+        """Powers of two up to the limits; the largest decode bucket is exactly `max_rows` if that isn't a power of two.
+
+        Args:
+          max_tokens: the longest prefill chunk wanted; rounded down to a power of two times 64.
+          max_rows: requests decoded together.
+          min_rows: 2 where a program of one row would round differently from wider ones.
+        """
+        rows = _powers(min(min_rows, max_rows), max_rows)
+        rows = rows if rows[-1] == max_rows else (*rows, max_rows)
+        tokens = _powers(CHUNK, max(max_tokens, CHUNK))
+        spare = MAX_PROGRAMS - len(rows)
+        return Buckets(tokens[-max(spare, 1) :], rows)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a full prefill chunk."""
+        return self.prefill_tokens[-1]
+
+    def tokens_for(self, count: int) -> int:
+        """The smallest prefill bucket that holds `count` tokens."""
+        return next(size for size in self.prefill_tokens if size >= count)
+
+    def rows_for(self, count: int) -> int:
+        """The smallest decode bucket that holds `count` rows."""
+        return next(size for size in self.decode_rows if size >= count)
+
+    def chunks(self, prompt_tokens: int) -> list[tuple[int, int]]:
+        """(start, length) of every prefill chunk of a prompt."""
+        return [
+            (start, min(self.chunk, prompt_tokens - start))
+            for start in range(0, prompt_tokens, self.chunk)
+        ]

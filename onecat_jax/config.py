@@ -1,0 +1,101 @@
+"""Engine arguments: the keyword arguments of `LLM`, checked once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from onecat_jax.errors import EngineError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+_DTYPE_NAMES = {"half": "float16", "float": "float32"}  # spellings that vLLM's users know
+KV_DTYPES = ("auto", "float32", "float16", "fp8_e4m3", "fp8_e5m2")
+_LATER = {
+    "enable_prefix_caching": (False, None),
+    "mamba_block_size": (None,),
+    "speculative_config": (None,),
+    "tensor_parallel_size": (1,),
+}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs. Names are vLLM's.
+
+    Attributes:
+      dtype: compute dtype; auto is float32 on CPU and float16 on GPU. "half" and "float" are understood.
+      kv_cache_dtype: storage of keys and values; auto is the compute dtype.
+      max_model_len: prompt and new tokens of one request at most; None takes the checkpoint's limit, or less if that
+        doesn't fit.
+      max_num_seqs: requests decoded together.
+      max_num_batched_tokens: tokens of one prefill chunk at most.
+      block_size: tokens per page of the key/value cache.
+      gpu_memory_utilization: share of the device's memory that the engine may plan with.
+      seed: where requests without a seed of their own get theirs from.
+      strict: refuse to start where an operator would fall back to plain JAX.
+      backend: "auto", or "plain" for plain JAX everywhere.
+
+    Raises:
+      EngineError: a value out of range or not implemented, with the value and what is allowed.
+    """
+
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    max_model_len: int | None = None
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool | None = None
+    mamba_block_size: int | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    seed: int = 0
+    strict: bool = False
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _DTYPE_NAMES.get(self.dtype, self.dtype))
+        _member("dtype", self.dtype, DTYPES)
+        _member("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        _member("backend", self.backend, ("auto", "plain"))
+        for name, done in _LATER.items():
+            if getattr(self, name) not in done:
+                raise EngineError(
+                    f"{name}={getattr(self, name)!r} isn't implemented yet; leave it out or pass {done[0]!r}."
+                )
+        _whole("max_model_len", self.max_model_len, 2, optional=True)
+        _whole("max_num_seqs", self.max_num_seqs, 1)
+        _whole("max_num_batched_tokens", self.max_num_batched_tokens, 64)
+        _whole("block_size", self.block_size, 16)
+        _whole("seed", self.seed, 0)
+        if self.block_size % 16:
+            raise EngineError(f"block_size is {self.block_size}; a multiple of 16 is needed.")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise EngineError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]."
+            )
+
+    @staticmethod
+    def from_arguments(arguments: Mapping[str, Any]) -> "EngineConfig":
+        """Keyword arguments -> config.
+
+        Raises:
+          EngineError: an unknown argument, with the known ones.
+        """
+        known = [f.name for f in fields(EngineConfig)]
+        unknown = sorted(set(arguments) - set(known))
+        if unknown:
+            raise EngineError(f"unknown engine argument {unknown[0]!r}; known: {', '.join(known)}.")
+        return EngineConfig(**arguments)
+
+
+def _member(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise EngineError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.")
+
+
+def _whole(name: str, value: Any, low: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise EngineError(f"{name} is {value!r}; a whole number of at least {low} is needed.")

@@ -1,0 +1,66 @@
+"""One sequence on its way through the engine: host state, no device arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from onecat_jax.outputs import FinishReason
+from onecat_jax.sampling import SamplingState
+from onecat_jax.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Score:
+    """What is known of one token's probability."""
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, its settings, and what came of it so far. Identity is the object."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    sampling: SamplingState  # host row
+    longest: int  # tokens the sequence may grow to, prompt included
+    slot: int = 0
+    pages: tuple[int, ...] = ()
+    prefilled: bool = False
+    tokens: list[int] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    prompt_scores: list[Score] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    rounds: int = 0
+    arrived: float = 0.0  # seconds, monotonic clock
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    @property
+    def budget(self) -> int:
+        """New tokens that may still come."""
+        return self.longest - len(self.prompt) - len(self.tokens)
+
+    @property
+    def next_input(self) -> int:
+        """The token that isn't in the state yet."""
+        return self.tokens[-1] if self.tokens else self.prompt[-1]
+
+    @property
+    def position(self) -> int:
+        """Tokens in the state once the prompt is prefilled: all but the last."""
+        return len(self.prompt) + len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """New tokens of one request."""
+
+    request: Request
+    tokens: Sequence[int]
+    scores: Sequence[Score]
+    finished: bool

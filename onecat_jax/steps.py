@@ -1,0 +1,180 @@
+"""The device programs: prefill of one chunk, and a loop of decode steps. Pure functions of (params, state, operands)."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from onecat_jax.models.qwen3_5 import ForwardOptions, Params, StepBatch, forward, logits
+from onecat_jax.sampling import SamplingState, healthy_rows, sample, stop_hits, token_logprobs
+from onecat_jax.state import CacheState
+
+RUNNING, STOPPED, LENGTH, UNHEALTHY = range(4)
+_HEAD_ROWS = 64  # prompt rows whose logits exist at a time
+
+_register = partial(jax.tree_util.register_dataclass, meta_fields=[])
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Static choices of all programs."""
+
+    forward: ForwardOptions
+    vocab_size: int  # ids from here on are padding of the table and never sampled
+    launch_steps: int
+
+
+@partial(_register, data_fields=["token", "position", "budget", "status", "slots", "table"])
+@dataclass(frozen=True)
+class DecodeRows:
+    """Requests in a decode launch. A row of padding has status STOPPED and slot 0."""
+
+    token: Array  # [B] int32 last token, not yet in the state
+    position: Array  # [B] int32 its absolute position = tokens in the state
+    budget: Array  # [B] int32 new tokens that may still come
+    status: Array  # [B] int32 RUNNING or why the row ended
+    slots: Array  # [B] int32
+    table: Array  # [B, P] int32
+
+
+@partial(_register, data_fields=["logprob", "rank", "top_ids", "top_logprobs"])
+@dataclass(frozen=True)
+class TokenScores:
+    """Log probabilities of chosen tokens and of the k likeliest, leading axes as the tokens'."""
+
+    logprob: Array  # [..., ] float32 nats
+    rank: Array  # [..., ] int32, 1 = likeliest
+    top_ids: Array  # [..., k] int32
+    top_logprobs: Array  # [..., k] float32
+
+
+@partial(_register, data_fields=["rows", "tokens", "count", "scores"])
+@dataclass(frozen=True)
+class Launch:
+    """What one decode launch gives back. R = launch_steps."""
+
+    rows: DecodeRows
+    tokens: Array  # [R, B] int32, -1 where a row had ended
+    count: Array  # [B] int32 tokens emitted by each row, its first ones
+    scores: TokenScores | None  # [R, B, ...]
+
+
+def _score(
+    hidden_logits: Array, tokens: Array, k: int, vocab_size: int
+) -> TokenScores:
+    logprob, top_ids, top_logprobs, rank = token_logprobs(
+        hidden_logits, tokens, k, vocab_size=vocab_size
+    )
+    return TokenScores(logprob, rank, top_ids, top_logprobs)
+
+
+def prefill(
+    params: Params, state: CacheState, batch: StepBatch, options: StepOptions
+) -> CacheState:
+    """Runs one chunk of prompts into the state; computes no logits."""
+    _, state = forward(params, state, batch, options.forward)
+    return state
+
+
+def prefill_scored(
+    params: Params, state: CacheState, batch: StepBatch, targets: Array, options: StepOptions, *, k: int
+) -> tuple[CacheState, TokenScores]:
+    """Prefill that also scores the token after each row: targets int32 [1, T] -> scores [T, ...].
+
+    The head runs over 64 rows at a time, so the logits of a whole chunk never exist.
+    """
+    hidden, state = forward(params, state, batch, options.forward)
+    pieces = hidden.reshape(-1, min(_HEAD_ROWS, hidden.shape[1]), hidden.shape[-1])
+
+    def piece(rows: tuple[Array, Array]) -> TokenScores:
+        return _score(logits(params, rows[0], options.forward), rows[1], k, options.vocab_size)
+
+    scores = lax.map(piece, (pieces, targets.reshape(pieces.shape[:2])))
+    return state, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), scores)
+
+
+def _decode_step(
+    params: Params, state: CacheState, rows: DecodeRows, sampling: SamplingState, banned: Array, options: StepOptions
+) -> tuple[CacheState, DecodeRows, Array, Array]:
+    """Feeds each running row's last token and picks the next one. Returns logits [B, V] and tokens [B] too."""
+    running = rows.status == RUNNING
+    batch = StepBatch(
+        tokens=rows.token[:, None],
+        start=jnp.where(running, rows.position, 0),
+        count=running.astype(jnp.int32),
+        slots=jnp.where(running, rows.slots, 0),
+        table=rows.table,
+    )
+    hidden, state = forward(params, state, batch, options.forward)
+    scores = logits(params, hidden[:, 0], options.forward)
+    position = rows.position + running
+    token = sample(scores, sampling, position, vocab_size=options.vocab_size, banned=banned)
+    budget = rows.budget - running
+    status = jnp.where(budget <= 0, LENGTH, RUNNING)
+    status = jnp.where(stop_hits(token, sampling), STOPPED, status)
+    healthy = healthy_rows(scores, vocab_size=options.vocab_size)
+    status = jnp.where(healthy, status, UNHEALTHY)
+    rows = DecodeRows(
+        token=jnp.where(running, token, rows.token),
+        position=position,
+        budget=budget,
+        status=jnp.where(running, status, rows.status),
+        slots=rows.slots,
+        table=rows.table,
+    )
+    return state, rows, scores, jnp.where(running & healthy, token, -1)
+
+
+def decode(
+    params: Params,
+    state: CacheState,
+    rows: DecodeRows,
+    sampling: SamplingState,
+    banned: Array,
+    steps: Array,
+    options: StepOptions,
+    *,
+    k: int | None,
+) -> tuple[CacheState, Launch]:
+    """Up to `steps` decode steps in one loop on the device; ends early when every row has ended.
+
+    Args:
+      params, state: donate the state.
+      rows: the requests.
+      sampling: their settings.
+      banned: bool [V] ids never sampled.
+      steps: int32 scalar, at most options.launch_steps.
+      options: static.
+      k: None for no scores, else how many of the likeliest tokens come with each token (static).
+    """
+    batch = rows.token.shape[0]
+    shape = (options.launch_steps, batch)
+    tokens = jnp.full(shape, -1, jnp.int32)
+    scores = None if k is None else _empty_scores(shape, k)
+
+    def body(carry: tuple) -> tuple:
+        step, state, rows, tokens, scores = carry
+        state, rows, row_logits, token = _decode_step(params, state, rows, sampling, banned, options)
+        tokens = tokens.at[step].set(token)
+        if k is not None:
+            new = _score(row_logits, jnp.maximum(token, 0), k, options.vocab_size)
+            scores = jax.tree.map(lambda all_steps, one: all_steps.at[step].set(one), scores, new)
+        return step + 1, state, rows, tokens, scores
+
+    def more(carry: tuple) -> Array:
+        return (carry[0] < steps) & jnp.any(carry[2].status == RUNNING)
+
+    carry = (jnp.zeros((), jnp.int32), state, rows, tokens, scores)
+    _, state, rows, tokens, scores = lax.while_loop(more, body, carry)
+    return state, Launch(rows, tokens, jnp.sum(tokens >= 0, axis=0, dtype=jnp.int32), scores)
+
+
+def _empty_scores(shape: tuple[int, int], k: int) -> TokenScores:
+    return TokenScores(
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(shape, jnp.int32),
+        jnp.zeros((*shape, k), jnp.int32),
+        jnp.zeros((*shape, k), jnp.float32),
+    )
