@@ -93,11 +93,16 @@ def _dense_library(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
 
 
 def _call(
-    target: str, shape: tuple[int, int], dtype: Any, operands: tuple[Array, ...], layer: Layer
+    target: str,
+    shape: tuple[int, int],
+    dtype: Any,
+    operands: tuple[Array, ...],
+    layer: Layer,
+    **attributes: str,
 ) -> Array:
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, dtype), vmap_method="sequential")
     index = jnp.asarray(layer.index, jnp.int32)
-    return call(*operands, index, mul=np.int32(layer.mul), add=np.int32(layer.add))
+    return call(*operands, index, mul=np.int32(layer.mul), add=np.int32(layer.add), **attributes)
 
 
 def _dense_cpu(x: Array, w: Dense, layer: Layer) -> Array:
@@ -116,8 +121,8 @@ def _nvfp4_gpu(x: Array, w: NVFP4, layer: Layer, out_dtype: Any) -> Array:
     out = out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
     packed = (w.codes, w.scales, w.global_scale)
     if x.shape[0] <= MAX_SMALL_ROWS:
-        return _call(_NVFP4_GPU, (x.shape[0], w.n), out, (x, *packed), layer)
-    slab = _call(_EXPAND_GPU, (w.n, w.k), jnp.float16, packed, layer)
+        return _call(_NVFP4_GPU, (x.shape[0], w.n), out, (x, *packed), layer, layout=w.layout)
+    slab = _call(_EXPAND_GPU, (w.n, w.k), jnp.float16, packed, layer, layout=w.layout)
     if out == jnp.float16:
         return jnp.einsum("mk,nk->mn", x, slab)
     return dot(x, slab)

@@ -10,7 +10,7 @@ m8n8k4     (sm_70, weights are operand B) blocks of 32 rows, units of 64 k. code
 m16n8k16   (sm_80 and later, weights are operand A) blocks of two 16-row tiles, units of 64 k.
            codes [N/32, K/64, 2 tiles, 32 lanes, 16]: lane 4 g + t owns rows g and g + 8 of the tile and scale group t;
            word i feeds instruction i with k = 16 t + 4 i + 0..3 of both rows.
-           scales [N/32, K/64, 32 lanes, 2 tiles, 2 rows].
+           scales [N/32, K/64, 32 lanes, 4]: rows g and g + 8 of the first tile, then of the second.
 
 A 32-bit word of the GPU layouts holds four code pairs A, B, C, D, the first code of each pair in the low 16 bits:
 A: sign 15, magnitude 11..9   B: magnitude 14..12, sign 8   C: sign 7, magnitude 3..1   D: magnitude 6..4, sign 0.
@@ -104,7 +104,7 @@ def pack_m16n8k16(codes: np.ndarray, scales: np.ndarray) -> Packed:
     )  # block unit g t tile row8
     return (
         np.ascontiguousarray(w).view(np.uint8).reshape(n // 32, k // 64, 2, 32, 16),
-        np.ascontiguousarray(s).reshape(n // 32, k // 64, 32, 2, 2),
+        np.ascontiguousarray(s).reshape(n // 32, k // 64, 32, 4),
     )
 
 
