@@ -28,7 +28,8 @@ class CompletionOutput:
       cumulative_logprob: sum over token_ids in nats; None unless logprobs were asked for.
       logprobs: one entry per token id; None unless asked for.
       finish_reason: None while unfinished.
-      stop_reason: the stop token id or stop string that ended it; None for an end-of-sequence id or the length.
+      stop_reason: the stop token id or stop string that ended it; None for an end-of-sequence id or the length; for an
+        error the sentence that says what failed.
     """
 
     index: int

@@ -1,7 +1,7 @@
 """Stop strings across token borders, and the text of a sample as its tokens come.
 
-Oracle: a reader that looks at one more character at a time and asks which stop strings the text ends with. Alphabets are small so
-that partial matches, overlaps and stop strings inside stop strings are common.
+Oracle: a reader that looks at one more character at a time and asks which stop strings the text ends with. Alphabets are small
+so that partial matches, overlaps and stop strings inside stop strings are common.
 """
 
 from pathlib import Path

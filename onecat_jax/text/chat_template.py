@@ -35,7 +35,7 @@ _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %} ... {% endgeneration %}`, which marks assistant text for training, renders its body."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  # the base class declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         """Replaces the tag by its body."""

@@ -1,0 +1,87 @@
+"""`onecat`: reads the command line, runs a command, turns errors into sentences and exit codes.
+
+Exit codes: 0 done, 1 something failed, 2 wrong arguments or input, 130 interrupted, 141 the reader of the output went away.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from onecat_jax.cli import chat, check, generate, info
+from onecat_jax.errors import OnecatError
+
+COMMANDS = (generate, chat, info, check)
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+_DESCRIPTION = "Runs hybrid-attention language models with JAX."
+_EXAMPLES = """examples:
+  onecat generate "def fibonacci(n):" --max-tokens 64
+  onecat chat --model ./Qwen3.8-27B-NVFP4
+  onecat info tiny
+  onecat check
+
+Without --model the small embedded model runs. Help on one command: onecat COMMAND --help
+"""
+_BUG = "This is a bug in onecat-jax, not in your input: please report it with the command line and the text above."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="onecat",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata  # slow to import, and rarely needed
+
+        print(importlib.metadata.version("onecat-jax"))
+        parser.exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code. Errors that aren't for users propagate with a note."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except OnecatError as error:
+        print(f"onecat: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return BROKEN_PIPE
+    except Exception as error:
+        error.add_note(_BUG)
+        raise
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    args = build_parser().parse_args(arguments)
+    return args.run(args)
+
+
+def _drop_stdout() -> None:
+    """Keeps the interpreter from complaining about the closed pipe when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
