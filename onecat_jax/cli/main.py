@@ -5,14 +5,19 @@ Exit codes: 0 done, 1 something failed, 2 wrong arguments or input, 130 interrup
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from onecat_jax.cli import chat, check, generate, info
 from onecat_jax.errors import OnecatError
 
-COMMANDS = (generate, chat, info, check)
+COMMANDS = {
+    "generate": "continue a prompt",
+    "chat": "talk to a model",
+    "info": "what a checkpoint is, what it needs, how much context fits",
+    "check": "whether the installation and a checkpoint will work",
+}
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _DESCRIPTION = "Runs hybrid-attention language models with JAX."
@@ -27,8 +32,11 @@ Without --model the small embedded model runs. Help on one command: onecat COMMA
 _BUG = "This is a bug in onecat-jax, not in your input: please report it with the command line and the text above."
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with all commands."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser with all commands; only the named one is imported and knows its options.
+
+    Some commands import JAX, which takes seconds, and neither help nor another command should wait for that.
+    """
     parser = argparse.ArgumentParser(
         prog="onecat",
         description=_DESCRIPTION,
@@ -37,8 +45,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name, summary in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"onecat_jax.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser
 
 
@@ -46,9 +57,9 @@ class _Version(argparse.Action):
     """Looks the version up only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import importlib.metadata  # slow to import, and rarely needed
+        from importlib import metadata  # slow to import, and rarely needed
 
-        print(importlib.metadata.version("onecat-jax"))
+        print(metadata.version("onecat-jax"))
         parser.exit()
 
 
@@ -73,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    args = build_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    command = next((word for word in given if word in COMMANDS), None)
+    args = build_parser(command).parse_args(given)
     return args.run(args)
 
 
