@@ -91,6 +91,7 @@ def test_rows_of_another_width_are_refused_while_tracing():
         linear(jnp.ones((3, 32)), weight(), Layer(0), policy=Policy())
 
 
+@cpu_only
 def test_a_weight_packed_for_another_route_is_refused_with_the_reason():
     with pytest.raises(
         ValueError, match=r"packed as .*, this call needs 'rows'.*backend was set to plain"
