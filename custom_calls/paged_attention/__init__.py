@@ -1,10 +1,6 @@
-"""Attention over a paged key/value cache: writing pages, reading them, and the attention itself."""
+"""Attention over a paged key/value cache: writing pages, and the attention itself."""
 
-from onecat_jax.custom_calls.paged_attention.reference import (
-    AttentionRows,
-    attend,
-    read_tokens,
-    write_tokens,
-)
+from onecat_jax.custom_calls.paged_attention.attend import attend
+from onecat_jax.custom_calls.paged_attention.pages import AttentionRows, read_pages, write_tokens
 
-__all__ = ["AttentionRows", "attend", "read_tokens", "write_tokens"]
+__all__ = ["AttentionRows", "attend", "read_pages", "write_tokens"]

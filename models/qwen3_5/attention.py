@@ -49,8 +49,7 @@ def attention(
     q = rotate(rms_norm(q, pick(stack.q_norm, layer), config.rms_norm_eps), *rotary).astype(dtype)
     k = rotate(rms_norm(k, pick(stack.k_norm, layer), config.rms_norm_eps), *rotary).astype(dtype)
     first = cache_layer * kv.pages
-    keys = paged_attention.write_tokens(kv.k, k, rows, first)
-    values = paged_attention.write_tokens(kv.v, v, rows, first)
+    keys, values = paged_attention.write_tokens(kv.k, kv.v, k, v, rows, first)
     out = paged_attention.attend(q, keys, values, rows, first, scale=dim**-0.5)
     out = out * jax.nn.sigmoid(gate.astype(jnp.float32))
     out = out.reshape(*x.shape[:2], heads * dim).astype(dtype)

@@ -10,9 +10,10 @@ from jax import Array, lax
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import Dense, Layer, linear
 from onecat_jax.custom_calls.paged_attention import AttentionRows
+from onecat_jax.custom_calls.rows import LiveRows
 from onecat_jax.models.qwen3_5.attention import attention
 from onecat_jax.models.qwen3_5.config import ModelConfig
-from onecat_jax.models.qwen3_5.gdn import gdn_mixer
+from onecat_jax.models.qwen3_5.gdn import GDNRows, gdn_mixer
 from onecat_jax.models.qwen3_5.layers import mlp, rms_norm, rotary_angles
 from onecat_jax.models.qwen3_5.weights import Params, Segment
 from onecat_jax.state import CacheState
@@ -67,10 +68,11 @@ def _superblock(ctx: _Context, segment: Segment, index: Array | int, x: Array, s
     for position, kind in enumerate(segment.pattern):
         if kind == "linear_attention":
             layer = Layer(index, gdn_each, gdn_seen)
-            slots = (segment.first_gdn + index * gdn_each + gdn_seen) * state.gdn.slots + ctx.batch.slots
-            update, gdn = gdn_mixer(
-                segment.gdn, layer, x, state.gdn, slots, ctx.batch.start, ctx.batch.count, **common
+            cache_layer = segment.first_gdn + index * gdn_each + gdn_seen
+            rows = GDNRows(
+                cache_layer * state.gdn.slots + ctx.batch.slots, ctx.batch.start, ctx.batch.count, ctx.rows.live
             )
+            update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, **common)
             state, gdn_seen = CacheState(state.kv, gdn), gdn_seen + 1
         else:
             layer = Layer(index, attention_each, attention_seen)
@@ -116,7 +118,8 @@ def forward(
     real = offset < batch.count[:, None]
     config = options.config
     rotary = rotary_angles(batch.start[:, None] + offset, config.rotary_dim, config.rope_theta)
-    ctx = _Context(options, batch, AttentionRows(batch.table, batch.start, batch.count), rotary)
+    rows = AttentionRows(batch.table, batch.start, batch.count, LiveRows.of(batch.count))
+    ctx = _Context(options, batch, rows, rotary)
     x = embed(params.embed, batch.tokens, real)
     for segment in params.segments:
         x, state = _segment(ctx, segment, x, state)

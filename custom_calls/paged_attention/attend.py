@@ -1,0 +1,88 @@
+"""Paged attention in plain JAX: the oracle of later kernels, and their last route.
+
+The softmax runs over tiles of keys at absolute positions, row after row, so the work follows each row's live length, never
+the table's width, and a row's reduction order depends on its own position alone. A tile without visible keys changes no bit.
+
+Axes: B batch rows, T new tokens, H query heads, J kv heads, G = H / J, D head dim, K keys of a tile.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from onecat_jax.custom_calls.paged_attention.pages import SHORT_ROWS, AttentionRows, read_pages
+from onecat_jax.custom_calls.rows import put_row, row_of
+
+_SHORT_TILE = 256  # keys per tile for decode and verify rows, so that verify rows equal decode rows
+_LONG_TILE = 512
+_MASKED = -1e30  # finite, so that a row without any visible key stays free of NaN
+
+_Softmax = tuple[Array, Array, Array]  # running maximum [J, G, T], sum [J, G, T], weighted values [J, G, T, D]
+
+
+def _tile_pages(page_size: int, rows: int, table_pages: int) -> int:
+    tile = _SHORT_TILE if rows <= SHORT_ROWS else _LONG_TILE
+    return min(max(1, tile // page_size), table_pages)
+
+
+def _add_tile(carry: _Softmax, q: Array, k: Array, v: Array, visible: Array, scale: float) -> _Softmax:
+    """One tile of the online softmax: q [J, G, T, D], k and v [K, J, D], visible [T, K]."""
+    top, total, acc = carry
+    logits = jnp.einsum("jgtd,kjd->jgtk", q, k, preferred_element_type=jnp.float32) * scale
+    logits = jnp.where(visible, logits, _MASKED)
+    new_top = jnp.maximum(top, logits.max(-1))
+    p = jnp.where(visible, jnp.exp(logits - new_top[..., None]), 0)
+    fade = jnp.exp(top - new_top)
+    pv = jnp.einsum("jgtk,kjd->jgtd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
+    return new_top, total * fade + p.sum(-1), acc * fade[..., None] + pv
+
+
+def _attend_row(
+    q: Array, k_pages: Array, v_pages: Array, table: Array, start: Array, count: Array, first: Array | int, scale: float
+) -> Array:
+    """q [T, H, D] of one sequence -> [T, H, D] float32."""
+    width, heads, dim = q.shape
+    size, kv_heads = k_pages.shape[1:3]
+    grouped = q.reshape(width, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)
+    per_tile = _tile_pages(size, width, table.shape[0])
+    span = per_tile * size
+    table = jnp.pad(table, (0, -table.shape[0] % per_tile))
+    query_at = start + jnp.arange(width, dtype=jnp.int32)
+    real = jnp.arange(width) < count
+
+    def tile(i: Array, carry: _Softmax) -> _Softmax:
+        ids = lax.dynamic_slice_in_dim(table, i * per_tile, per_tile) + first
+        key_at = i * span + jnp.arange(span, dtype=jnp.int32)
+        stale = (key_at >= start + count)[:, None, None]  # a NaN left there times zero would still be NaN
+        k = read_pages(k_pages, ids, q.dtype)
+        v = jnp.where(stale, 0, read_pages(v_pages, ids, q.dtype))
+        visible = (key_at <= query_at[:, None]) & real[:, None]
+        return _add_tile(carry, grouped, k, v, visible, scale)
+
+    zeros = jnp.zeros(grouped.shape[:-1], jnp.float32)
+    init = (zeros + _MASKED, zeros, jnp.zeros(grouped.shape, jnp.float32))
+    _, total, acc = lax.fori_loop(0, (start + count + span - 1) // span, tile, init)
+    out = acc / jnp.where(total > 0, total, 1.0)[..., None]
+    return out.transpose(2, 0, 1, 3).reshape(q.shape)
+
+
+def attend(
+    q: Array, k_pages: Array, v_pages: Array, rows: AttentionRows, first_page: Array | int, *, scale: float
+) -> Array:
+    """Causal attention of new rows over everything their sequence has in the cache (their own keys included).
+
+    Args:
+      q: [B, T, H, D] after norm and rotary embedding.
+      k_pages, v_pages: [X, S, J, D], already holding the rows' own keys and values.
+      rows: see AttentionRows.
+      first_page: first page id of the layer.
+      scale: multiplies the logits.
+
+    Returns:
+      [B, T, H, D] float32; exactly zero for rows that aren't real.
+    """
+
+    def row(b: Array, out: Array) -> Array:
+        where = (row_of(rows.table, b), row_of(rows.start, b), row_of(rows.count, b), first_page)
+        return put_row(out, _attend_row(row_of(q, b), k_pages, v_pages, *where, scale), b)
+
+    return rows.live.each(row, jnp.zeros(q.shape, jnp.float32))

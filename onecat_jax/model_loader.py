@@ -1,0 +1,68 @@
+"""From a checkpoint to device weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+
+from onecat_jax.config import EngineConfig
+from onecat_jax.custom_calls.dispatch import Policy, Target
+from onecat_jax.custom_calls.linear import LinearRoute
+from onecat_jax.loading import Checkpoint, load_tensors
+from onecat_jax.models.qwen3_5 import (
+    ForwardOptions,
+    ModelConfig,
+    Params,
+    build_params,
+    tensor_specs,
+)
+
+LoadProgress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Device weights and the static choices they were built for."""
+
+    params: Params
+    options: ForwardOptions
+
+
+def resolve_dtype(config: EngineConfig, target: Target) -> str:
+    """Compute dtype by name: auto is float16 on GPU (what an SM70 multiplies fast) and float32 on CPU."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float16" if target.platform == "gpu" else "float32"
+
+
+def load_model(
+    checkpoint: Checkpoint, model: ModelConfig, config: EngineConfig, progress: LoadProgress
+) -> LoadedModel:
+    """Validates every tensor, then packs and places them site by site.
+
+    Raises:
+      CheckpointError: a tensor is missing, unknown, misshapen or of an unknown format.
+    """
+    policy = Policy(backend=config.backend, strict=config.strict)  # type: ignore[arg-type]
+    target = policy.resolved_target()
+    on_cpu = target.platform == "cpu"
+    dtype = resolve_dtype(config, target)
+    tensors = load_tensors(checkpoint, tensor_specs(model))
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    done = 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        progress(min(done, total), total)
+
+    params = build_params(
+        tensors,
+        model,
+        route=LinearRoute(policy, separate=on_cpu),
+        dtype=dtype,
+        unrolled=on_cpu,
+        progress=advance,
+    )
+    progress(total, total)
+    return LoadedModel(jax.block_until_ready(params), ForwardOptions(model, dtype, policy))
