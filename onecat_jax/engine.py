@@ -155,6 +155,8 @@ class Engine:
         ]
 
     def _steps(self, running: list[Request], streaming: bool) -> int:
+        if any(not r.tokens for r in running):
+            return 1  # the first token as soon as it is there, and its time is its own
         longest = max(r.budget for r in running)
         limit = _SHORT_LAUNCH if streaming or self.scheduler.waiting else self.options.launch_steps
         return max(1, min(longest, limit))

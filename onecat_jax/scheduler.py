@@ -51,11 +51,11 @@ class Scheduler:
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
 
-    def add(self, request: Request) -> None:
-        """Queues a request.
+    def check(self, request: Request) -> None:
+        """Refuses what could never run, whatever else runs.
 
         Raises:
-          RequestError: it could never run, whatever else runs.
+          RequestError: too long for the model's limit or for the cache.
         """
         prompt = len(request.prompt)
         if prompt + 1 > self.max_model_len:
@@ -69,6 +69,10 @@ class Scheduler:
                 f"the request may grow to {request.longest} tokens, {need} pages of {self.pool.page_size}; the cache has "
                 f"{have} pages: lower max_tokens or raise gpu_memory_utilization."
             )
+
+    def add(self, request: Request) -> None:
+        """Queues a request; RequestError as `check`."""
+        self.check(request)
         self.waiting.append(request)
 
     def admit(self) -> list[Request]:
