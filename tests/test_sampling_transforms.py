@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from onecat_jax.sampling import cut, scan, transforms
+from onecat_jax.sampling import cut, sums, transforms
 
 SIZES = (3, 17, 64, 65, 200, 1000)
 ROWS = 50  # of each size, 300 cases in all
 SLACK = 1e-5
-HEAD = cut.HEAD
 
 apply_temperature = jax.jit(transforms.apply_temperature)
 apply_min_p = jax.jit(transforms.apply_min_p)
@@ -22,9 +21,10 @@ apply_top_k = jax.jit(transforms.apply_top_k)
 apply_top_p = jax.jit(transforms.apply_top_p)
 target_logits = jax.jit(transforms.target_logits)
 find_cut = jax.jit(cut.find_cut)
-head_of = jax.jit(cut.head_of, static_argnames="full")
-prefix_sum = jax.jit(scan.prefix_sum)
-tree_sum = jax.jit(scan.tree_sum)
+head_of = jax.jit(cut.head_of)
+cut_of = jax.jit(cut.cut_of)
+search_cut = jax.jit(cut.search_cut)
+tree_sum = jax.jit(sums.tree_sum)
 
 
 def ranked(x: np.ndarray) -> np.ndarray:
@@ -191,18 +191,30 @@ def test_a_tiny_temperature_does_not_overflow():
     assert not np.isnan(got).any()
 
 
-def test_head_and_full_sort_find_the_same_cut():
+def test_head_and_search_find_the_same_cut():
     rng = np.random.default_rng(5)
     x = jnp.asarray(np.round(rng.normal(size=(64, 900)) * 4) / 2, jnp.float32)
     top_k = jnp.asarray(rng.choice([1, 5, 20, 64], 64), jnp.int32)
     top_p = jnp.asarray(rng.choice([0.3, 0.8, 0.95, 1.0], 64), jnp.float32)
-    short, full = head_of(x, top_k, top_p), head_of(x, top_k, top_p, full=True)
-    assert bool(short.resolved.all())
-    np.testing.assert_array_equal(short.kept, full.kept)
-    np.testing.assert_array_equal(short.tokens, full.tokens[:, :HEAD])
+    head = head_of(x, top_k, top_p)
+    assert bool(head.resolved.all())
+    for short, searched in zip(cut_of(head), search_cut(x, top_k, top_p), strict=True):
+        np.testing.assert_array_equal(short, searched)
 
 
-def test_a_neighbour_that_needs_a_full_sort_does_not_change_a_row():
+def test_the_search_agrees_with_float64_on_random_cases(cases):
+    arrays = batch(cases)
+    found = search_cut(arrays["x"] + 0.0, arrays["top_k"], arrays["top_p"])
+    for case, value, token in zip(cases, *map(np.asarray, found), strict=True):
+        x = case["x"].astype(np.float64) + 0.0
+        kept, sure = keep_top_p(np.where(keep_top_k(x, case["top_k"]), x, -np.inf), case["top_p"])
+        kept &= keep_top_k(x, case["top_k"])
+        ids = np.arange(x.size)
+        got = (x > value) | ((x == value) & (ids <= token))
+        np.testing.assert_array_equal(got[sure], kept[sure])
+
+
+def test_a_neighbour_that_needs_a_search_does_not_change_a_row():
     rng = np.random.default_rng(6)
     x = jnp.asarray(rng.normal(size=(2, 900)), jnp.float32)
     top_k, top_p = jnp.array([20, 0]), jnp.array([0.9, 0.999], jnp.float32)
@@ -213,10 +225,8 @@ def test_a_neighbour_that_needs_a_full_sort_does_not_change_a_row():
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 1000, 5000])
-def test_sums_agree_with_float64_and_ignore_what_comes_later(length):
+def test_sums_agree_with_float64_and_have_the_same_bits_alone(length):
     x = np.random.default_rng(length).random((3, length)).astype(np.float32)
-    through = np.asarray(prefix_sum(jnp.asarray(x)))
-    np.testing.assert_allclose(through, np.cumsum(x.astype(np.float64), axis=1), rtol=1e-6)
-    np.testing.assert_allclose(tree_sum(jnp.asarray(x)), x.sum(axis=1, dtype=np.float64), rtol=1e-6)
-    head = length // 2 + 1
-    np.testing.assert_array_equal(prefix_sum(jnp.asarray(x[:, :head])), through[:, :head])
+    got = np.asarray(tree_sum(x))
+    np.testing.assert_allclose(got, x.sum(axis=1, dtype=np.float64), rtol=1e-6)
+    np.testing.assert_array_equal(tree_sum(x[1:2]), got[1:2])

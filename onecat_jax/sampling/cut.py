@@ -1,7 +1,8 @@
 """Where top-k and top-p end: the last kept token of the order (logit descending, token id ascending).
 
-A kept set is described by its last member, so masking is one comparison per token, and every route to the cut (none, the head
-of 64, a full sort) gives the same set. Top-p works on what top-k left: mass is renormalised over the survivors.
+A kept set is described by its last member, so masking is one comparison per token. Most rows are settled by their 64 first
+tokens; a row that isn't is searched in full (`search`). Which of the two decides a row depends on that row alone. Top-p works
+on what top-k left: mass is renormalised over the survivors.
 """
 
 from typing import NamedTuple
@@ -9,16 +10,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.sampling.scan import prefix_sum, tree_sum
+from onecat_jax.sampling.search import Cut, apply_cut, top_k_cut, top_p_cut, weights_of
+from onecat_jax.sampling.sums import tree_sum
 
-HEAD = 64  # tokens looked at before a row is sorted in full
-
-
-class Cut(NamedTuple):
-    """Last kept token of each row."""
-
-    value: Array  # [B] float32 logit
-    token: Array  # [B] int32 id
+HEAD = 64  # tokens looked at before a row is searched in full
 
 
 class Head(NamedTuple):
@@ -27,16 +22,20 @@ class Head(NamedTuple):
     values: Array  # [B, N] float32, descending
     tokens: Array  # [B, N] int32
     kept: Array  # [B] int32, kept tokens, at least 1
-    resolved: Array  # [B] bool, the count can't lie beyond N
+    resolved: Array  # [B] bool, the number of kept tokens can't exceed N
 
 
 def needs_order(top_k: Array, top_p: Array, size: int) -> Array:
     """Rows [B] that top-k or top-p may change."""
-    return ((top_k > 0) & (top_k < size)) | (top_p < 1)
+    return _limited(top_k, size) | (top_p < 1)
 
 
-def head_of(logits: Array, top_k: Array, top_p: Array, *, full: bool = False) -> Head:
-    """Sorts the first HEAD tokens of every row, or all of them.
+def _limited(top_k: Array, size: int) -> Array:
+    return (top_k > 0) & (top_k < size)
+
+
+def head_of(logits: Array, top_k: Array, top_p: Array) -> Head:
+    """The head of every row.
 
     Args:
       logits: float32 [B, V] without NaN and negative zero (`transforms.clean`).
@@ -44,11 +43,22 @@ def head_of(logits: Array, top_k: Array, top_p: Array, *, full: bool = False) ->
       top_p: float32 [B], 1 = off.
     """
     size = logits.shape[-1]
-    values, tokens = _order(logits, size if full else min(HEAD, size))
-    width = values.shape[-1]
-    limit = jnp.where((top_k > 0) & (top_k < size), top_k, size)
-    count, within = _count(logits, values, limit, top_p)
-    return Head(values, tokens, count, within | (width == size))
+    width = min(HEAD, size)
+    # The barrier keeps later slices from merging into the one of top_k, which would turn it into a full sort.
+    values, tokens = lax.optimization_barrier(lax.top_k(logits, width))
+    limited = _limited(top_k, size)
+    rank = jnp.arange(width)
+    ranked = rank < jnp.where(limited, top_k, size)[:, None]
+    largest = values[:, 0]
+    through = lax.cumsum(jnp.where(ranked, weights_of(values, largest), 0.0), axis=1)
+    before = jnp.pad(through[:, :-1], ((0, 0), (1, 0)))
+    everything = tree_sum(weights_of(logits, largest))
+    wanted = top_p * jnp.where(limited, through[:, -1], everything)
+    below = (before < wanted[:, None]) | (top_p >= 1)[:, None] | (rank == 0)
+    kept = jnp.sum(ranked & below, axis=-1, dtype=jnp.int32)
+    enough_mass = (top_p < 1) & (through[:, -1] >= wanted)
+    resolved = jnp.where(limited, top_k <= width, enough_mass) | (width == size)
+    return Head(values, tokens, kept, resolved)
 
 
 def empty_head(logits: Array) -> Head:
@@ -60,35 +70,6 @@ def empty_head(logits: Array) -> Head:
         jnp.ones(batch, jnp.int32),
         jnp.zeros(batch, bool),
     )
-
-
-def _order(logits: Array, width: int) -> tuple[Array, Array]:
-    if width < logits.shape[-1]:
-        # The barrier keeps later slices from merging into this one, which would turn the top-k into a full sort.
-        return lax.optimization_barrier(lax.top_k(logits, width))
-    tokens = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    negative, tokens = lax.sort((-logits, tokens), num_keys=1, is_stable=True)
-    return -negative, tokens
-
-
-def _count(logits: Array, values: Array, limit: Array, top_p: Array) -> tuple[Array, Array]:
-    """Kept tokens per row [B], and whether the ordered part was long enough to know."""
-    size, width = logits.shape[-1], values.shape[-1]
-    rank = jnp.arange(width)
-    ranked = rank < limit[:, None]
-    largest = _finite(values[:, :1])
-    through = prefix_sum(jnp.where(ranked, jnp.exp(values - largest), 0.0))
-    before = jnp.pad(through[:, :-1], ((0, 0), (1, 0)))
-    limited, unlimited = through[:, -1], tree_sum(jnp.exp(logits - largest))
-    wanted = top_p * jnp.where(limit < size, limited, unlimited)
-    below = (before < wanted[:, None]) | (top_p >= 1)[:, None] | (rank == 0)
-    count = jnp.sum(ranked & below, axis=-1, dtype=jnp.int32)
-    mass_suffices = (top_p < 1) & (through[:, -1] >= wanted)
-    return count, jnp.where(limit < size, limit <= width, mass_suffices)
-
-
-def _finite(largest: Array) -> Array:
-    return jnp.where(jnp.isfinite(largest), largest, 0.0)
 
 
 def cut_of(head: Head) -> Cut:
@@ -103,8 +84,17 @@ def no_cut(batch: int, size: int) -> Cut:
     return Cut(jnp.full(batch, -jnp.inf, jnp.float32), jnp.full(batch, size, jnp.int32))
 
 
+def search_cut(logits: Array, top_k: Array, top_p: Array) -> Cut:
+    """Cut of every row by bisection; arguments as `head_of`."""
+    batch, size = logits.shape
+    limited = _limited(top_k, size)
+    by_count = top_k_cut(logits, jnp.where(limited, top_k, size))
+    cut = _choose(limited, by_count, no_cut(batch, size))
+    return _choose(top_p < 1, top_p_cut(apply_cut(logits, cut), top_p), cut)
+
+
 def find_cut(logits: Array, top_k: Array, top_p: Array) -> Cut:
-    """Cut of every row, [B]; sorts nothing if no row asks, and only the head if that suffices.
+    """Cut of every row, [B]; looks at nothing if no row asks, and only at the heads if they suffice.
 
     Args: as `head_of`.
     """
@@ -118,19 +108,15 @@ def find_cut(logits: Array, top_k: Array, top_p: Array) -> Cut:
 
 
 def finish_cut(logits: Array, top_k: Array, top_p: Array, head: Head, active: Array) -> Cut:
-    """Cut of every row from its head, or from a full sort if the head of an active row was too short."""
+    """Cut of every row: from its head where that is resolved, by search otherwise, none where not active."""
+    from_head = cut_of(head)
 
-    def sort() -> Cut:
-        return cut_of(head_of(logits, top_k, top_p, full=True))
+    def search() -> Cut:
+        return _choose(head.resolved, from_head, search_cut(logits, top_k, top_p))
 
-    cut = lax.cond(jnp.all(head.resolved | ~active), lambda: cut_of(head), sort)
-    free = no_cut(*logits.shape)
-    return Cut(jnp.where(active, cut.value, free.value), jnp.where(active, cut.token, free.token))
+    cut = lax.cond(jnp.any(active & ~head.resolved), search, lambda: from_head)
+    return _choose(active, cut, no_cut(*logits.shape))
 
 
-def apply_cut(logits: Array, cut: Cut) -> Array:
-    """Logits [B, V] with everything after the cut at -inf."""
-    value, token = cut.value[:, None], cut.token[:, None]
-    ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    kept = (logits > value) | ((logits == value) & (ids <= token))
-    return jnp.where(kept, logits, -jnp.inf)
+def _choose(where: Array, this: Cut, other: Cut) -> Cut:
+    return Cut(jnp.where(where, this.value, other.value), jnp.where(where, this.token, other.token))

@@ -9,15 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.sampling.cut import (
-    Head,
-    apply_cut,
-    empty_head,
-    finish_cut,
-    head_of,
-    needs_order,
-)
+from onecat_jax.sampling.cut import Head, empty_head, finish_cut, head_of, needs_order
 from onecat_jax.sampling.randomness import STREAM_TARGET, gumbel, gumbel_noise, token_words
+from onecat_jax.sampling.search import apply_cut
 from onecat_jax.sampling.state import SamplingState
 from onecat_jax.sampling.transforms import clean, scaled_logits
 
@@ -46,7 +40,7 @@ def sample(
     with jax.named_scope("sample"):
         allowed = allowed_logits(logits, vocab_size=vocab_size, banned=banned)
         allowed = _without_early_stops(allowed, state, positions)
-        greedy = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
+        greedy = first_argmax(allowed)
         drawn = state.temperature > 0
 
         def draw() -> Array:
@@ -103,7 +97,17 @@ def _draw(
 def _pick(scaled: Array, state: SamplingState, positions: Array, stream: int) -> Array:
     """Gumbel argmax over the vocabulary; equal scores go to the lower id."""
     noise = gumbel_noise(state.seed, positions, stream, size=scaled.shape[-1])
-    return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
+    return first_argmax(scaled + noise)
+
+
+def first_argmax(x: Array) -> Array:
+    """Lowest index of the largest value, [B, N] without NaN -> int32 [B].
+
+    Two plain reductions, which vectorise on CPU where the one of jnp.argmax doesn't.
+    """
+    ids = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    best = jnp.max(x, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(x == best, ids, x.shape[1] - 1), axis=-1)
 
 
 def _pick_head(head: Head, state: SamplingState, positions: Array, stream: int) -> Array:

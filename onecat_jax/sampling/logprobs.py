@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.sampling.scan import tree_sum
+from onecat_jax.sampling.sums import tree_sum
 from onecat_jax.sampling.transforms import clean
 
 

@@ -10,7 +10,8 @@ nothing left keeps only -inf, and `draw.healthy_rows` tells which rows to fail.
 import jax.numpy as jnp
 from jax import Array
 
-from onecat_jax.sampling.cut import apply_cut, find_cut
+from onecat_jax.sampling.cut import find_cut
+from onecat_jax.sampling.search import apply_cut
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
