@@ -123,9 +123,10 @@ def starts() -> list[Figure]:
     return [Figure(name, Summary.of(values), "s") for name, values in found.items()]
 
 
-def peer(python: Path, checkpoint: Path, threads: int) -> dict[str, Any]:
+def peer(python: Path, checkpoint: Path) -> dict[str, Any]:
     """The peer's report (bench/peer_torch.py)."""
-    command = [python, HERE / "peer_torch.py", checkpoint, "--threads", str(threads)]
+    threads = sorted({1, len(os.sched_getaffinity(0))})
+    command = [python, HERE / "peer_torch.py", checkpoint, "--threads", *map(str, threads)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     return json.loads(done.stdout)
 
@@ -144,9 +145,12 @@ def record_peer(report: dict[str, Any]) -> dict[str, float]:
         summary = Summary(best["median"], best["min"], best["max"], best["repeats"])
         append(
             FILE, name, summary, side=report["peer"], unit=report["unit"], dtype=best["dtype"],
-            threads=report["threads"], conditions=report["conditions"],
+            threads=best["threads"], conditions=report["conditions"],
         )  # fmt: skip
-        print(f"{name:16} {report['unit']:9} {summary}  {report['peer']} {best['dtype']}")
+        print(
+            f"{name:16} {report['unit']:9} {summary}  {report['peer']} {best['dtype']}, "
+            f"{best['threads']} threads"
+        )
     return {name: best["median"] for name, best in report["best"].items()}
 
 
@@ -162,7 +166,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", type=Path)
     parser.add_argument("--peer-checkpoint", type=Path, default=HERE.parent / MODEL)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--skip-starts", action="store_true")
     args = parser.parse_args()
     where = conditions(("onecat-jax", "jax", "jaxlib", "numpy"))
@@ -170,7 +173,7 @@ def main() -> None:
     record_engine(figures, where)
     medians = {}
     if args.peer_python:
-        medians = record_peer(peer(args.peer_python, args.peer_checkpoint, args.threads))
+        medians = record_peer(peer(args.peer_python, args.peer_checkpoint))
     print_ratios(figures, medians)
 
 

@@ -1,12 +1,12 @@
 """What the PyTorch implementation (transformers) does on the same checkpoint, as JSON on stdout.
 
-    python bench/peer_torch.py FOLDER [--threads 2]
+    python bench/peer_torch.py FOLDER [--threads 1 2]
 
 Contract: greedy, KV and recurrent state cached, SDPA attention, random prompts, one warm-up and the
 median of five. decode = tokens per second over all rows of NEW_TOKENS - 1 cached steps after a
 prompt of PROMPT tokens, without the prefill. prefill = prompt tokens per second of one forward that
-fills the cache and computes the last position's logits. Every figure in float32 and in bfloat16;
-`best` holds the faster of the two. NVFP4 weights are expanded before the start.
+fills the cache and computes the last position's logits. Every figure in float32 and in bfloat16,
+with each number of threads; `best` holds the fastest. NVFP4 weights are expanded before the start.
 """
 
 import argparse
@@ -70,19 +70,30 @@ def measure(folder: Path, dtype: str) -> dict[str, Summary]:
     return figures
 
 
-def report(folder: Path, threads: int) -> dict[str, Any]:
-    torch.set_num_threads(threads)
-    found = {dtype: measure(folder, dtype) for dtype in DTYPES}
-    best = {}
-    for figure in found["float32"]:
-        dtype = max(DTYPES, key=lambda d, f=figure: found[d][f].median)
-        best[figure] = {"dtype": dtype} | asdict(found[dtype][figure])
+def measure_all(folder: Path, threads: list[int]) -> list[dict[str, Any]]:
+    """One entry per figure, dtype and number of threads."""
+    found = []
+    for count in threads:
+        torch.set_num_threads(count)
+        for dtype in DTYPES:
+            for figure, summary in measure(folder, dtype).items():
+                setting = {"figure": figure, "dtype": dtype, "threads": count}
+                found.append(setting | asdict(summary))
+    return found
+
+
+def report(folder: Path, threads: list[int]) -> dict[str, Any]:
+    before = conditions(("torch", "transformers"))
+    found = measure_all(folder, threads)
+    best: dict[str, dict[str, Any]] = {}
+    for entry in sorted(found, key=lambda e: e["median"]):
+        best[entry["figure"]] = entry
     return {
         "peer": "transformers",
         "unit": "tokens/s",
-        "threads": threads,
-        "conditions": conditions(("torch", "transformers")),
-        "figures": {d: {f: asdict(s) for f, s in rates.items()} for d, rates in found.items()},
+        "conditions": before,
+        "load_1min_after": conditions(())["load_1min"],
+        "figures": found,
         "best": best,
     }
 
@@ -90,7 +101,7 @@ def report(folder: Path, threads: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     print(json.dumps(report(args.folder, args.threads)))
 
