@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import sys
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from onecat_jax.cli.generate import read_text
@@ -97,11 +98,19 @@ class Conversation:
         deltas = self._llm.chat_stream(
             asked, self._params, chat_template_kwargs=self._kwargs or None
         )
-        with contextlib.closing(deltas):
+        try:
             output = show(deltas, self._args, self._llm.stats)
+        finally:
+            _close(deltas)
         if output.outputs[0].finish_reason != "error":
             self.messages = [*asked, assistant_message(output.outputs[0].text)]
         return output
+
+
+def _close(deltas: object) -> None:
+    """Ends the request of a stream that was left early; a generator does so when it is closed."""
+    if isinstance(deltas, Generator):
+        deltas.close()
 
 
 def assistant_message(text: str) -> dict[str, str]:
