@@ -45,7 +45,8 @@ def load_model(
     """
     policy = Policy(backend=config.backend, strict=config.strict)  # type: ignore[arg-type]
     target = policy.resolved_target()
-    on_cpu = target.platform == "cpu"
+    # Plain JAX on CPU copies whatever a device loop slices out of a stack of dense weights; handlers take the whole stack.
+    unrolled = target.platform == "cpu" and config.backend == "plain"
     dtype = resolve_dtype(config, target)
     tensors = load_tensors(checkpoint, tensor_specs(model))
     total = sum(info.nbytes for info in checkpoint.tensors.values())
@@ -59,9 +60,9 @@ def load_model(
     params = build_params(
         tensors,
         model,
-        route=LinearRoute(policy, separate=on_cpu),
+        route=LinearRoute(policy, separate=unrolled),
         dtype=dtype,
-        unrolled=on_cpu,
+        unrolled=unrolled,
         progress=advance,
     )
     progress(total, total)
