@@ -92,7 +92,7 @@ def prefill_scored(
         return _score(logits(params, rows[0], options.forward), rows[1], k, options.vocab_size)
 
     scores = lax.map(piece, (pieces, targets.reshape(pieces.shape[:2])))
-    return state, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), scores)
+    return state, jax.tree.map(lambda a: a.reshape(hidden.shape[1], *a.shape[2:]), scores)
 
 
 def _decode_step(
