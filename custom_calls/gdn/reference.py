@@ -41,7 +41,7 @@ def _einsum(spec: str, *operands: Array) -> Array:
 
 def _grouped(x: Array, heads: int) -> Array:
     """[B, T, Hv, ...] -> [B, T, Hk, R, ...]."""
-    return x.reshape(x.shape[:2] + (heads, x.shape[2] // heads) + x.shape[3:])
+    return x.reshape((*x.shape[:2], heads, x.shape[2] // heads, *x.shape[3:]))
 
 
 def _row(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array) -> tuple[Array, Array]:
@@ -102,7 +102,7 @@ def _unit_lower_inverse(a: Array) -> Array:
     """(I + a)^-1 for strictly lower triangular a [..., n, n], n = 8 * 2^m: rows of 8x8 blocks, then 2x2 block merges."""
     n = a.shape[-1]
     if n == _BASE:
-        rows = [jnp.broadcast_to(jnp.eye(n, dtype=a.dtype)[0], a.shape[:-2] + (n,))]
+        rows = [jnp.broadcast_to(jnp.eye(n, dtype=a.dtype)[0], (*a.shape[:-2], n))]
         for i in range(1, n):
             solved = jnp.stack(rows, axis=-2)  # [..., i, n]
             rows.append(

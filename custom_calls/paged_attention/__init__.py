@@ -1,6 +1,11 @@
 """Attention over a paged key/value cache: writing pages, and the attention itself."""
 
-from onecat_jax.custom_calls.paged_attention.attend import attend
-from onecat_jax.custom_calls.paged_attention.pages import AttentionRows, read_pages, write_tokens
+from onecat_jax.custom_calls.paged_attention.call import (
+    AttentionDescriptor,
+    attend,
+    plan,
+    write_tokens,
+)
+from onecat_jax.custom_calls.paged_attention.pages import AttentionRows, read_pages
 
-__all__ = ["AttentionRows", "attend", "read_pages", "write_tokens"]
+__all__ = ["AttentionDescriptor", "AttentionRows", "attend", "plan", "read_pages", "write_tokens"]

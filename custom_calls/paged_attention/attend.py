@@ -16,7 +16,8 @@ _SHORT_TILE = 256  # keys per tile for decode and verify rows, so that verify ro
 _LONG_TILE = 512
 _MASKED = -1e30  # finite, so that a row without any visible key stays free of NaN
 
-_Softmax = tuple[Array, Array, Array]  # running maximum [J, G, T], sum [J, G, T], weighted values [J, G, T, D]
+# Running maximum [J, G, T], sum [J, G, T], weighted values [J, G, T, D].
+_Softmax = tuple[Array, Array, Array]
 
 
 def _tile_pages(page_size: int, rows: int, table_pages: int) -> int:
@@ -24,7 +25,9 @@ def _tile_pages(page_size: int, rows: int, table_pages: int) -> int:
     return min(max(1, tile // page_size), table_pages)
 
 
-def _add_tile(carry: _Softmax, q: Array, k: Array, v: Array, visible: Array, scale: float) -> _Softmax:
+def _add_tile(
+    carry: _Softmax, q: Array, k: Array, v: Array, visible: Array, scale: float
+) -> _Softmax:
     """One tile of the online softmax: q [J, G, T, D], k and v [K, J, D], visible [T, K]."""
     top, total, acc = carry
     logits = jnp.einsum("jgtd,kjd->jgtk", q, k, preferred_element_type=jnp.float32) * scale
@@ -37,7 +40,14 @@ def _add_tile(carry: _Softmax, q: Array, k: Array, v: Array, visible: Array, sca
 
 
 def _attend_row(
-    q: Array, k_pages: Array, v_pages: Array, table: Array, start: Array, count: Array, first: Array | int, scale: float
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    table: Array,
+    start: Array,
+    count: Array,
+    first: Array | int,
+    scale: float,
 ) -> Array:
     """q [T, H, D] of one sequence -> [T, H, D] float32."""
     width, heads, dim = q.shape
@@ -52,7 +62,9 @@ def _attend_row(
     def tile(i: Array, carry: _Softmax) -> _Softmax:
         ids = lax.dynamic_slice_in_dim(table, i * per_tile, per_tile) + first
         key_at = i * span + jnp.arange(span, dtype=jnp.int32)
-        stale = (key_at >= start + count)[:, None, None]  # a NaN left there times zero would still be NaN
+        stale = (key_at >= start + count)[
+            :, None, None
+        ]  # a NaN left there times zero would still be NaN
         k = read_pages(k_pages, ids, q.dtype)
         v = jnp.where(stale, 0, read_pages(v_pages, ids, q.dtype))
         visible = (key_at <= query_at[:, None]) & real[:, None]
@@ -65,21 +77,16 @@ def _attend_row(
     return out.transpose(2, 0, 1, 3).reshape(q.shape)
 
 
-def attend(
-    q: Array, k_pages: Array, v_pages: Array, rows: AttentionRows, first_page: Array | int, *, scale: float
+def attend_plain(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    rows: AttentionRows,
+    first_page: Array | int,
+    *,
+    scale: float,
 ) -> Array:
-    """Causal attention of new rows over everything their sequence has in the cache (their own keys included).
-
-    Args:
-      q: [B, T, H, D] after norm and rotary embedding.
-      k_pages, v_pages: [X, S, J, D], already holding the rows' own keys and values.
-      rows: see AttentionRows.
-      first_page: first page id of the layer.
-      scale: multiplies the logits.
-
-    Returns:
-      [B, T, H, D] float32; exactly zero for rows that aren't real.
-    """
+    """`attend` (call.py) in plain JAX."""
 
     def row(b: Array, out: Array) -> Array:
         where = (row_of(rows.table, b), row_of(rows.start, b), row_of(rows.count, b), first_page)

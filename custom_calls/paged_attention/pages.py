@@ -19,7 +19,9 @@ SHORT_ROWS = 16  # up to this many new tokens count as decode (or verify) rows
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["table", "start", "count", "live"], meta_fields=[]
+    jax.tree_util.register_dataclass,
+    data_fields=["table", "start", "count", "live"],
+    meta_fields=[],
 )
 @dataclass(frozen=True)
 class AttentionRows:
@@ -45,7 +47,9 @@ def read_pages(pages: Array, page_ids: Array, dtype: jnp.dtype) -> Array:
     return got.reshape(-1, *got.shape[2:]).astype(dtype)
 
 
-def _write_row_by_token(pages: Array, new: Array, table: Array, start: Array, count: Array, first: Array | int) -> Array:
+def _write_row_by_token(
+    pages: Array, new: Array, table: Array, start: Array, count: Array, first: Array | int
+) -> Array:
     """Decode rows: one [J, D] slot per token."""
     size = pages.shape[1]
 
@@ -57,7 +61,9 @@ def _write_row_by_token(pages: Array, new: Array, table: Array, start: Array, co
     return lax.fori_loop(0, count, token, pages)
 
 
-def _write_row_by_page(pages: Array, new: Array, table: Array, start: Array, count: Array, first: Array | int) -> Array:
+def _write_row_by_page(
+    pages: Array, new: Array, table: Array, start: Array, count: Array, first: Array | int
+) -> Array:
     """Prefill rows: every touched page is read, merged and written back, wherever the chunk starts in it."""
     size = pages.shape[1]
     offsets = jnp.arange(size, dtype=jnp.int32)
@@ -66,26 +72,18 @@ def _write_row_by_page(pages: Array, new: Array, table: Array, start: Array, cou
         at = first + row_of(table, p)
         token = p * size + offsets - start  # [S] which new token belongs to each place of the page
         fresh = (token >= 0) & (token < count)
-        merged = jnp.where(fresh[:, None, None], new[jnp.clip(token, 0, new.shape[0] - 1)], row_of(pages, at))
+        merged = jnp.where(
+            fresh[:, None, None], new[jnp.clip(token, 0, new.shape[0] - 1)], row_of(pages, at)
+        )
         return lax.dynamic_update_slice(pages, merged[None], (at, 0, 0, 0))
 
     return lax.fori_loop(start // size, (start + count + size - 1) // size, page, pages)
 
 
-def write_tokens(
+def write_plain(
     k_pages: Array, v_pages: Array, k: Array, v: Array, rows: AttentionRows, first_page: Array | int
 ) -> tuple[Array, Array]:
-    """Stores the new tokens' keys and values in their pages.
-
-    Args:
-      k_pages, v_pages: [X, S, J, D] caches; donate them.
-      k, v: [B, T, J, D].
-      rows: positions and tables.
-      first_page: first page id of the layer.
-
-    Returns:
-      both caches, updated in place.
-    """
+    """`write_tokens` (call.py) in plain JAX."""
     write = _write_row_by_token if k.shape[1] <= SHORT_ROWS else _write_row_by_page
     k, v = to_storage(k, k_pages.dtype), to_storage(v, v_pages.dtype)
 

@@ -49,8 +49,8 @@ def attention(
     q = rotate(rms_norm(q, pick(stack.q_norm, layer), config.rms_norm_eps), *rotary).astype(dtype)
     k = rotate(rms_norm(k, pick(stack.k_norm, layer), config.rms_norm_eps), *rotary).astype(dtype)
     first = cache_layer * kv.pages
-    keys, values = paged_attention.write_tokens(kv.k, kv.v, k, v, rows, first)
-    out = paged_attention.attend(q, keys, values, rows, first, scale=dim**-0.5)
+    keys, values = paged_attention.write_tokens(kv.k, kv.v, k, v, rows, first, policy=policy)
+    out = paged_attention.attend(q, keys, values, rows, first, scale=dim**-0.5, policy=policy)
     out = out * jax.nn.sigmoid(gate.astype(jnp.float32))
     out = out.reshape(*x.shape[:2], heads * dim).astype(dtype)
     update = linear(out, stack.o_proj, layer, out_dtype=jnp.float32, policy=policy)

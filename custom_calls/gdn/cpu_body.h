@@ -1,0 +1,162 @@
+// The kernel of cpu_kernels.h, written once over sixteen lanes V (see ffi/lanes_generic.h). Everything is in an unnamed
+// namespace: the same source is compiled for several instruction sets, and the linker must not merge the results.
+#pragma once
+#include <cmath>
+
+#include "ffi/lanes_math.h"
+#include "gdn/cpu_kernels.h"
+
+namespace onecat::gdn {
+namespace {
+
+constexpr float kNormEps = 1e-6f;
+
+// ---- convolution
+
+// `count` channels from channel `first` on: rows of all tokens into dst [T, count], and the window after them. A new row is
+// rounded to the window's type first, as an earlier call would have left it.
+template <class V, Storage T, int W>
+void convolve(const Shape& s, const Weights& w, const Row& row, int64_t first, int64_t count, float* dst) {
+  constexpr int64_t kSize = bytes_of(T);
+  for (int64_t c = first; c < first + count; c += kLanes) {
+    alignas(64) float columns[W][kLanes];
+    for (int i = 0; i < kLanes; ++i)
+      for (int j = 0; j < W; ++j) columns[j][i] = w.conv[(c + i) * W + j];
+    V taps[W], past[W];
+    for (int j = 0; j < W; ++j) taps[j] = V::load(columns[j]);
+    for (int j = 0; j < W - 1; ++j) past[j] = row.fresh ? V::all(0.0f) : load_as<V, T>(row.window, j * s.channels + c);
+    for (int64_t t = 0; t < row.tokens; ++t) {
+      past[W - 1] = round_to<V, T>(V::load(row.qkv + t * s.channels + c));
+      V y = V::mul(past[0], taps[0]);
+      for (int j = 1; j < W; ++j) y = V::fma(past[j], taps[j], y);
+      silu_lanes(y).store(dst + t * count + c - first);
+      for (int j = 0; j < W - 1; ++j) past[j] = past[j + 1];
+    }
+    char* window = static_cast<char*>(row.window) + c * kSize;
+    for (int j = 0; j < W - 1; ++j) store_as<V, T>(past[j], window + j * s.channels * kSize);
+  }
+}
+
+template <class V, Storage T>
+void convolve(const Shape& s, const Weights& w, const Row& row, int64_t first, int64_t count, float* dst) {
+  switch (s.width) {
+    case 2: return convolve<V, T, 2>(s, w, row, first, count, dst);
+    case 3: return convolve<V, T, 3>(s, w, row, first, count, dst);
+    default: return convolve<V, T, 4>(s, w, row, first, count, dst);
+  }
+}
+
+template <class V>
+void convolve(const Shape& s, const Weights& w, const Row& row, int64_t first, int64_t count, float* dst) {
+  switch (s.window) {
+    case Storage::kF16: return convolve<V, Storage::kF16>(s, w, row, first, count, dst);
+    case Storage::kBF16: return convolve<V, Storage::kBF16>(s, w, row, first, count, dst);
+    default: return convolve<V, Storage::kF32>(s, w, row, first, count, dst);
+  }
+}
+
+// ---- norms and gates
+
+template <class V>
+void normalise(float* x, int64_t count, float scale) {
+  const float factor = 1.0f / std::sqrt(dot_lanes<V>(x, x, count) + kNormEps);
+  const V f = V::all(factor), s = V::all(scale);
+  for (int64_t i = 0; i < count; i += kLanes) V::mul(V::mul(V::load(x + i), f), s).store(x + i);
+}
+
+struct Gates {
+  float decay, beta;
+};
+
+inline Gates gates_of(const Shape& s, const Weights& w, const Row& row, int64_t token, int64_t head) {
+  const float* gates = row.gates + token * 2 * s.value_heads + head;
+  const float a = gates[s.value_heads] + w.dt_bias[head];
+  const float softplus = (a > 0.0f ? a : 0.0f) + std::log1p(std::exp(a > 0.0f ? -a : a));
+  return {std::exp(-std::exp(w.a_log[head]) * softplus), 1.0f / (1.0f + std::exp(-gates[0]))};
+}
+
+// ---- recurrence
+
+struct Token {
+  const float *q, *k, *v;
+  float* out;
+  float decay, beta, q_dot_k;
+};
+
+// One token over kRows rows of the state. They are read from memory once: the second time they come from the first-level
+// cache, as they do for later tokens.
+template <class V>
+inline void update(float* state, int64_t dk, const Token& token, int64_t dv) {
+  constexpr int R = V::kRows;
+  V by_k[R], by_q[R];
+  for (int r = 0; r < R; ++r) by_k[r] = by_q[r] = V::all(0.0f);
+  for (int64_t i = 0; i < dk; i += kLanes) {
+    const V k = V::load(token.k + i), q = V::load(token.q + i);
+    for (int r = 0; r < R; ++r) {
+      const V s = V::load(state + r * dk + i);
+      by_k[r] = V::fma(s, k, by_k[r]);
+      by_q[r] = V::fma(s, q, by_q[r]);
+    }
+  }
+  float seen[R], read[R];
+  V::template fold<R>(by_k, seen);
+  V::template fold<R>(by_q, read);
+  V u[R];
+  for (int r = 0; r < R; ++r) {
+    const float written = token.beta * std::fma(-token.decay, seen[r], token.v[dv + r]);
+    token.out[dv + r] = std::fma(token.decay, read[r], token.q_dot_k * written);
+    u[r] = V::all(written);
+  }
+  const V decay = V::all(token.decay);
+  for (int64_t i = 0; i < dk; i += kLanes) {
+    const V k = V::load(token.k + i);
+    for (int r = 0; r < R; ++r) {
+      float* at = state + r * dk + i;
+      V::fma(u[r], k, V::mul(decay, V::load(at))).store(at);
+    }
+  }
+}
+
+template <class V>
+void recur(float* state, const Shape& s, bool fresh, const Token* tokens, int64_t count) {
+  for (int64_t dv = 0; dv < s.value_dim; dv += V::kRows) {
+    float* rows = state + dv * s.key_dim;
+    if (fresh) {
+      for (int64_t i = 0; i < V::kRows * s.key_dim; i += kLanes) V::all(0.0f).store(rows + i);
+    }
+    for (int64_t t = 0; t < count; ++t) update<V>(rows, s.key_dim, tokens[t], dv);
+  }
+}
+
+// ---- entry point
+
+template <class V>
+void run(const Shape& s, const Weights& w, const Row& row, int64_t key_head) {
+  alignas(64) float q[kMaxTokens * kMaxDim], k[kMaxTokens * kMaxDim], v[kMaxTokens * kMaxDim];
+  const int64_t dk = s.key_dim, dv = s.value_dim, each = s.value_heads / s.key_heads;
+  convolve<V>(s, w, row, key_head * dk, dk, q);
+  convolve<V>(s, w, row, (s.key_heads + key_head) * dk, dk, k);
+  Token tokens[kMaxTokens];
+  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)));
+  for (int64_t t = 0; t < row.tokens; ++t) {
+    normalise<V>(q + t * dk, dk, scale);
+    normalise<V>(k + t * dk, dk, 1.0f);
+    tokens[t].q = q + t * dk;
+    tokens[t].k = k + t * dk;
+    tokens[t].v = v + t * dv;
+    tokens[t].q_dot_k = dot_lanes<V>(tokens[t].q, tokens[t].k, dk);
+  }
+  for (int64_t head = key_head * each; head < (key_head + 1) * each; ++head) {
+    convolve<V>(s, w, row, 2 * s.key_heads * dk + head * dv, dv, v);
+    for (int64_t t = 0; t < row.tokens; ++t) {
+      const Gates gates = gates_of(s, w, row, t, head);
+      tokens[t].decay = gates.decay;
+      tokens[t].beta = gates.beta;
+      tokens[t].out = row.out + (t * s.value_heads + head) * dv;
+    }
+    recur<V>(row.state + head * dv * dk, s, row.fresh, tokens, row.tokens);
+  }
+}
+
+}  // namespace
+}  // namespace onecat::gdn

@@ -1,0 +1,255 @@
+// The kernel of cpu_kernels.h, written once over sixteen lanes V (see ffi/lanes_generic.h). Everything is in an unnamed
+// namespace: the same source is compiled for several instruction sets, and the linker must not merge the results.
+#pragma once
+#include "ffi/lanes_math.h"
+#include "paged_attention/cpu_kernels.h"
+
+namespace onecat::paged_attention {
+namespace {
+
+constexpr int kQueries = kMaxGroup;  // of one pass over the keys
+constexpr int kTile = 64;            // keys of one softmax step
+constexpr int kPanel = 16;           // keys expanded to float32 at a time
+constexpr float kLowest = -__builtin_inff();
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Queries of one pass, their softmax so far, and the tile's probabilities.
+struct Pass {
+  int count;
+  const float* q[kQueries];  // [D]
+  float* out[kQueries];      // [D]
+  int64_t visible[kQueries];  // keys
+  float top[kQueries], total[kQueries];
+  alignas(64) float p[kQueries][kTile];
+};
+
+// Rows of up to kPanel keys or values from position `first` on; float32 ones are read where they are.
+struct Panel {
+  const float* row[kPanel];
+  alignas(64) float expanded[kPanel][kMaxDim];
+};
+
+template <class V, Storage T>
+void expand(const void* data, int64_t at, int64_t dim, float* out) {
+  for (int64_t i = 0; i < dim; i += kLanes) load_as<V, T>(data, at + i).store(out + i);
+}
+
+template <class V, Storage T>
+void fill(const Shape& s, const Row& row, const void* cache, int64_t kv_head, int64_t first, int count, Panel& panel) {
+  for (int i = 0; i < count; ++i) {
+    const int64_t position = first + i, page = row.table[position / s.page_size];
+    const int64_t at = ((page * s.page_size + position % s.page_size) * s.kv_heads + kv_head) * s.dim;
+    if constexpr (T == Storage::kF32) {
+      panel.row[i] = static_cast<const float*>(cache) + at;
+    } else {
+      expand<V, T>(cache, at, s.dim, panel.expanded[i]);
+      panel.row[i] = panel.expanded[i];
+    }
+  }
+  for (int i = count; i < kPanel; ++i) panel.row[i] = panel.row[count - 1];  // computed with, never used
+}
+
+template <class V>
+void fill(const Shape& s, const Row& row, const void* cache, int64_t kv_head, int64_t first, int count, Panel& panel) {
+  switch (s.cache) {
+    case Storage::kF32: return fill<V, Storage::kF32>(s, row, cache, kv_head, first, count, panel);
+    case Storage::kF16: return fill<V, Storage::kF16>(s, row, cache, kv_head, first, count, panel);
+    case Storage::kBF16: return fill<V, Storage::kBF16>(s, row, cache, kv_head, first, count, panel);
+    case Storage::kE4M3: return fill<V, Storage::kE4M3>(s, row, cache, kv_head, first, count, panel);
+    case Storage::kE5M2: return fill<V, Storage::kE5M2>(s, row, cache, kv_head, first, count, panel);
+  }
+}
+
+// ---- logits of M queries from query n0 on with the panel's keys, into the tile's columns from `column` on
+
+// How many keys or lane groups go with M queries: a power of two that the registers hold.
+template <class V, int M, int kMost>
+constexpr int block_size() {
+  int size = 1;
+  while (2 * size * M <= V::kSums && 2 * size <= kMost) size *= 2;
+  return size;
+}
+
+template <class V, int M>
+void multiply_keys(Pass& pass, int n0, const Panel& panel, int count, int64_t dim, int column) {
+  constexpr int K = block_size<V, M, 4>();
+  for (int key = 0; key < count; key += K) {
+    V sums[M][K];
+    for (int m = 0; m < M; ++m)
+      for (int r = 0; r < K; ++r) sums[m][r] = V::all(0.0f);
+    for (int64_t i = 0; i < dim; i += kLanes) {
+      V k[K];
+      for (int r = 0; r < K; ++r) k[r] = V::load(panel.row[key + r] + i);
+      for (int m = 0; m < M; ++m) {
+        const V q = V::load(pass.q[n0 + m] + i);
+        for (int r = 0; r < K; ++r) sums[m][r] = V::fma(q, k[r], sums[m][r]);
+      }
+    }
+    for (int m = 0; m < M; ++m) V::template fold<K>(sums[m], pass.p[n0 + m] + column + key);
+  }
+}
+
+// ---- softmax of one query over the tile: logits become probabilities
+
+template <class V>
+float highest(const V& x) {
+  alignas(64) float lanes[kLanes];
+  x.store(lanes);
+  float top = lanes[0];
+  for (int i = 1; i < kLanes; ++i) top = lanes[i] > top ? lanes[i] : top;
+  return top;
+}
+
+template <class V>
+void softmax(const Shape& s, Pass& pass, int n, int visible) {
+  float* p = pass.p[n];
+  const int vectors = (visible + kLanes - 1) / kLanes;
+  for (int i = visible; i < vectors * kLanes; ++i) p[i] = kLowest;
+  const V scale = V::all(s.scale);
+  V most = V::all(kLowest);
+  for (int i = 0; i < vectors; ++i) {
+    const V logit = V::mul(V::load(p + i * kLanes), scale);
+    logit.store(p + i * kLanes);
+    most = V::more(most, logit);
+  }
+  const float top = highest(V::more(V::all(pass.top[n]), most));
+  for (int i = 0; i < vectors; ++i) exp_lanes(V::sub(V::load(p + i * kLanes), V::all(top))).store(p + i * kLanes);
+  for (int i = visible; i < vectors * kLanes; ++i) p[i] = 0.0f;
+  V sum = V::all(0.0f);
+  for (int i = 0; i < vectors; ++i) sum = V::add(sum, V::load(p + i * kLanes));
+  float added, fade[kLanes];
+  V::template fold<1>(&sum, &added);
+  exp_lanes(V::all(pass.top[n] - top)).store(fade);
+  pass.top[n] = top;
+  pass.total[n] = pass.total[n] * fade[0] + added;
+  if (fade[0] == 1.0f) return;
+  for (int64_t i = 0; i < s.dim; i += kLanes) V::mul(V::load(pass.out[n] + i), V::all(fade[0])).store(pass.out[n] + i);
+}
+
+// ---- values: out += p v for M queries over B lane groups, keys first .. last - 1 of the panel
+
+template <class V, int M, int B>
+inline void add_values(Pass& pass, int n0, const Panel& panel, int first, int last, int column, int64_t i) {
+  V sums[M][B];
+  for (int m = 0; m < M; ++m)
+    for (int b = 0; b < B; ++b) sums[m][b] = V::load(pass.out[n0 + m] + i + b * kLanes);
+  for (int key = first; key < last; ++key) {
+    V v[B];
+    for (int b = 0; b < B; ++b) v[b] = V::load(panel.row[key] + i + b * kLanes);
+    for (int m = 0; m < M; ++m) {
+      const V p = V::all(pass.p[n0 + m][column + key]);
+      for (int b = 0; b < B; ++b) sums[m][b] = V::fma(p, v[b], sums[m][b]);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int b = 0; b < B; ++b) sums[m][b].store(pass.out[n0 + m] + i + b * kLanes);
+}
+
+// Lane groups from i on: as many at once as the registers hold, then half of that.
+template <class V, int M, int B>
+inline void add_all_values(Pass& pass, int n0, const Panel& panel, int first, int last, int column, int64_t dim, int64_t i) {
+  for (; i + B * kLanes <= dim; i += B * kLanes) add_values<V, M, B>(pass, n0, panel, first, last, column, i);
+  if constexpr (B > 1) {
+    if (i < dim) add_all_values<V, M, B / 2>(pass, n0, panel, first, last, column, dim, i);
+  }
+}
+
+// Keys that all M queries see together; what only later queries see is added one query at a time.
+template <class V, int M>
+void multiply_values(const Shape& s, Pass& pass, int n0, const Panel& panel, int64_t position, int count, int column) {
+  int64_t shared = count, seen[M];
+  for (int m = 0; m < M; ++m) {
+    const int64_t left = pass.visible[n0 + m] - position;
+    seen[m] = left < 0 ? 0 : least(left, count);
+    shared = least(shared, seen[m]);
+  }
+  const int together = static_cast<int>(shared);
+  add_all_values<V, M, block_size<V, M, 8>()>(pass, n0, panel, 0, together, column, s.dim, 0);
+  for (int m = 0; m < M; ++m) {
+    const int own = static_cast<int>(seen[m]);
+    if (own > together) add_all_values<V, 1, block_size<V, 1, 8>()>(pass, n0 + m, panel, together, own, column, s.dim, 0);
+  }
+}
+
+// ---- a pass over the keys
+
+// Calls f(block size as a type, first query) for blocks of at most M queries.
+template <int M>
+struct Rows {
+  static constexpr int value = M;
+};
+
+template <int M, class F>
+inline void in_blocks(int n, int last, const F& f) {
+  for (; n + M <= last; n += M) f(Rows<M>{}, n);
+  if constexpr (M > 1) {
+    if (n < last) in_blocks<M - 1>(n, last, f);
+  }
+}
+
+template <class V>
+void add_tile(const Shape& s, const Row& row, int64_t kv_head, int64_t position, int64_t keys, Pass& pass, Panel& panel) {
+  for (int column = 0; column < keys; column += kPanel) {
+    const int count = static_cast<int>(least(keys - column, kPanel));
+    fill<V>(s, row, row.k, kv_head, position + column, count, panel);
+    in_blocks<V::kRows>(0, pass.count, [&](auto rows, int n) {
+      multiply_keys<V, decltype(rows)::value>(pass, n, panel, count, s.dim, column);
+    });
+  }
+  for (int n = 0; n < pass.count; ++n) {
+    const int64_t visible = least(pass.visible[n] - position, keys);
+    if (visible > 0) softmax<V>(s, pass, n, static_cast<int>(visible));
+  }
+  for (int column = 0; column < keys; column += kPanel) {
+    const int count = static_cast<int>(least(keys - column, kPanel));
+    fill<V>(s, row, row.v, kv_head, position + column, count, panel);
+    in_blocks<V::kRows>(0, pass.count, [&](auto rows, int n) {
+      multiply_values<V, decltype(rows)::value>(s, pass, n, panel, position + column, count, column);
+    });
+  }
+}
+
+template <class V>
+const float* query(const Shape& s, const Row& row, int64_t at, float* expanded) {
+  if (s.query == Storage::kF32) return static_cast<const float*>(row.q) + at;
+  if (s.query == Storage::kF16) {
+    expand<V, Storage::kF16>(row.q, at, s.dim, expanded);
+  } else {
+    expand<V, Storage::kBF16>(row.q, at, s.dim, expanded);
+  }
+  return expanded;
+}
+
+template <class V>
+void run(const Shape& s, const Row& row, int64_t kv_head) {
+  alignas(64) float queries[kQueries * kMaxDim];
+  Pass pass;
+  Panel panel;
+  const int64_t group = s.heads / s.kv_heads, together = kQueries / group;
+  for (int64_t first = 0; first < row.count; first += together) {
+    const int64_t last = least(first + together, row.count), seen = row.start + last;
+    pass.count = 0;
+    for (int64_t t = first; t < last; ++t) {
+      for (int64_t g = 0; g < group; ++g) {
+        const int n = pass.count++;
+        const int64_t at = (t * s.heads + kv_head * group + g) * s.dim;
+        pass.q[n] = query<V>(s, row, at, queries + n * s.dim);
+        pass.out[n] = row.out + at;
+        pass.visible[n] = row.start + t + 1;
+        pass.top[n] = kLowest;
+        pass.total[n] = 0.0f;
+        for (int64_t i = 0; i < s.dim; i += kLanes) V::all(0.0f).store(row.out + at + i);
+      }
+    }
+    for (int64_t position = 0; position < seen; position += kTile)
+      add_tile<V>(s, row, kv_head, position, least(seen - position, kTile), pass, panel);
+    for (int n = 0; n < pass.count; ++n) {
+      const V total = V::all(pass.total[n]);
+      for (int64_t i = 0; i < s.dim; i += kLanes) V::div(V::load(pass.out[n] + i), total).store(pass.out[n] + i);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onecat::paged_attention

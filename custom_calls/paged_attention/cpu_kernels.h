@@ -1,0 +1,56 @@
+// What the CPU kernel of paged attention computes for one batch row and one kv head: all query heads that share it, all
+// new tokens.
+//
+// A query at position p sees keys 0 .. p. They are taken in tiles of 64 at absolute positions:
+//   logit = scale * (sum over D in 16 lanes over groups of 16 in ascending order, folded in halves)
+//   top', fade = e^(top - top'), p = e^(logit - top'), total = total * fade + p folded likewise,
+//   out = out * fade, then one fused multiply-add per key in ascending order; at last out / total.
+//
+// Keys beyond p take no part, so neither what lies there, nor other queries, nor blocking or threads change a bit.
+#pragma once
+#include <cstdint>
+
+#include "ffi/cpu_features.h"
+#include "ffi/storage.h"
+
+namespace onecat::paged_attention {
+
+constexpr int kMaxTokens = 16;
+constexpr int kMaxDim = 256;
+constexpr int kDimMultiple = 16;
+constexpr int kMaxGroup = 64;  // query heads per kv head
+
+struct Shape {
+  int64_t heads, kv_heads, dim;
+  int64_t page_size;
+  Storage query;  // float32, float16 or bfloat16
+  Storage cache;
+  float scale;
+};
+
+struct Row {
+  const void* q;         // [T, H, D]
+  const void *k, *v;     // [S, J, D] of the layer's page 0 and on
+  const int32_t* table;  // page ids inside the layer
+  int64_t start, count;  // count real tokens, at positions from start on
+  float* out;            // [T, H, D]
+};
+
+using Kernel = void (*)(const Shape&, const Row&, int64_t kv_head);
+
+extern const Kernel kGenericKernel;
+#if defined(__x86_64__)
+extern const Kernel kAvx2Kernel;
+extern const Kernel kAvx512Kernel;
+#endif
+
+inline Kernel kernel(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return kAvx512Kernel;
+  if (isa == Isa::kAvx2) return kAvx2Kernel;
+#endif
+  (void)isa;
+  return kGenericKernel;
+}
+
+}  // namespace onecat::paged_attention
