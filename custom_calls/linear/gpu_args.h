@@ -17,7 +17,7 @@ struct Nvfp4Args {
   int out_is_f16;
 };
 
-constexpr int kWarps = 8;          // per block; they share K: warp w sums units w, w + 8, ...
+constexpr int kExpandWarps = 8;    // per block of the expansion
 constexpr int kBlockRows = 32;     // weight rows per block
 constexpr int kUnitK = 64;
 constexpr int kUnitCodes = 1024;   // bytes of a block's unit

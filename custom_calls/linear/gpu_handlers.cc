@@ -62,16 +62,20 @@ ffi::Error describe(const Packed& w, int64_t n, int64_t k, Nvfp4Args* args) {
   return ffi::Error::Success();
 }
 
-struct Tile {
+// The kernel for m activation rows and a weight of `blocks` blocks. How many warps share K decides the order of summation,
+// so it depends on the weight alone; the activation rows per block change no order.
+struct Tactic {
   const char* kernel;
-  int rows;
+  int rows, warps;
 };
 
-// Activation rows per block: a function of M alone, and no order of summation depends on it.
-Tile tile_of(int64_t m) {
-  if (m <= 8) return {"linear_x8", 8};
-  if (m <= 16) return {"linear_x16", 16};
-  return {"linear_x32", 32};
+constexpr Tactic kTactics[] = {{"linear_x8_w4", 8, 4},   {"linear_x16_w4", 16, 4}, {"linear_x32_w4", 32, 4},
+                               {"linear_x8_w8", 8, 8},   {"linear_x16_w8", 16, 8}, {"linear_x32_w8", 32, 8}};
+constexpr int64_t kManyBlocks = 256;  // from here on blocks alone fill a GPU, and long streams of few warps pay
+
+const Tactic& tactic_of(int64_t m, int64_t blocks) {
+  const int rows = m <= 8 ? 0 : m <= 16 ? 1 : 2;
+  return kTactics[(blocks >= kManyBlocks ? 0 : 3) + rows];
 }
 
 ffi::Error Linear(CUstream stream, F16 x, U8 codes, U8 scales, F32 global, LayerIndex index, ffi::Result<ffi::AnyBuffer> y,
@@ -91,10 +95,10 @@ ffi::Error Linear(CUstream stream, F16 x, U8 codes, U8 scales, F32 global, Layer
   args.out = y->untyped_data();
   args.m = static_cast<int>(xd[0]);
   args.out_is_f16 = out == ffi::DataType::F16;
-  const Tile tile = tile_of(xd[0]);
+  const Tactic& tactic = tactic_of(args.m, args.blocks);
   void* pointers[] = {&args};
-  const unsigned tiles = static_cast<unsigned>((args.m + tile.rows - 1) / tile.rows);
-  return launch_kernel(stream, {module, tile.kernel, static_cast<unsigned>(args.blocks), tiles, 1, kWarps * 32, 0}, pointers);
+  const unsigned tiles = static_cast<unsigned>((args.m + tactic.rows - 1) / tactic.rows);
+  return launch_kernel(stream, {module, tactic.kernel, static_cast<unsigned>(args.blocks), tiles, 1, static_cast<unsigned>(tactic.warps * 32), 0}, pointers);
 }
 
 ffi::Error Expand(CUstream stream, U8 codes, U8 scales, F32 global, LayerIndex index, ffi::Result<F16> slab, int32_t mul,
@@ -107,18 +111,18 @@ ffi::Error Expand(CUstream stream, U8 codes, U8 scales, F32 global, LayerIndex i
   if (ffi::Error error = describe({codes, scales, global, index, mul, add}, d[0], d[1], &args); error.failure()) return error;
   args.out = slab->untyped_data();
   void* pointers[] = {&args};
-  const unsigned groups = static_cast<unsigned>((args.units + kWarps - 1) / kWarps);
-  return launch_kernel(stream, {module, "expand", static_cast<unsigned>(args.blocks), groups, 1, kWarps * 32, 0}, pointers);
+  const unsigned groups = static_cast<unsigned>((args.units + kExpandWarps - 1) / kExpandWarps);
+  return launch_kernel(stream, {module, "expand", static_cast<unsigned>(args.blocks), groups, 1, kExpandWarps * 32, 0}, pointers);
 }
 
 // Before the first run: load everything, so that recording a command buffer loads nothing.
 ffi::Error Initialize(CUstream stream, int32_t, int32_t, std::string_view layout) {
   const char* module = module_of(layout);
   if (!module) return unknown_layout(layout);
-  for (const char* kernel : {"linear_x8", "linear_x16", "linear_x32", "expand"}) {
-    if (ffi::Error error = load_kernel(stream, module, kernel); error.failure()) return error;
+  for (const Tactic& tactic : kTactics) {
+    if (ffi::Error error = load_kernel(stream, module, tactic.kernel); error.failure()) return error;
   }
-  return ffi::Error::Success();
+  return load_kernel(stream, module, "expand");
 }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,

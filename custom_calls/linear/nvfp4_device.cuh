@@ -48,7 +48,11 @@ __device__ __forceinline__ u32 load_scales(const void* p) {
 // Eight activations of row `row` from k on, zeros outside the matrix.
 __device__ __forceinline__ uint4 load_activations(const Nvfp4Args& a, int row, int k) {
   if (row >= a.m || k >= a.k) return make_uint4(0, 0, 0, 0);
-  return __ldg(reinterpret_cast<const uint4*>(static_cast<const __half*>(a.x) + static_cast<size_t>(row) * a.k + k));
+  uint4 r;  // volatile: kept in order with the matrix instructions, else all loads of a step are hoisted and registers spill
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(static_cast<const __half*>(a.x) + row * a.k + k));
+  return r;
 }
 
 // The layer's number, or -1 when it is outside the stack.
@@ -67,19 +71,19 @@ __device__ __forceinline__ void store_output(const Nvfp4Args& a, int m, int n, f
 }
 
 // Partial sums of one block: [warp][weight row][activation row], padded against bank conflicts.
-template <int X>
-using Partials = float[kWarps][kBlockRows][X + 1];
+template <int W, int X>
+using Partials = float[W][kBlockRows][X + 1];
 
 // Adds the partials in warp order and stores them. A layer outside the stack gives NaN: a handler can't read the index.
-template <int X>
-__device__ __forceinline__ void reduce_and_store(const Nvfp4Args& a, const Partials<X>& partials, int layer, int m0) {
+template <int W, int X>
+__device__ __forceinline__ void reduce_and_store(const Nvfp4Args& a, const Partials<W, X>& partials, int layer, int m0) {
   __syncthreads();
-  for (int i = threadIdx.x; i < kBlockRows * X; i += kWarps * 32) {
+  for (int i = threadIdx.x; i < kBlockRows * X; i += W * 32) {
     const int row = i % kBlockRows, m = i / kBlockRows, n = blockIdx.x * kBlockRows + row;
     if (m0 + m >= a.m || n >= a.n) continue;
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += partials[w][row][m];
+    for (int w = 0; w < W; ++w) sum += partials[w][row][m];
     const float scale = layer < 0 ? __int_as_float(0x7fc00000)
                                   : a.global[static_cast<size_t>(layer) * a.blocks * kBlockRows + n] * kProductScale;
     store_output(a, m0 + m, n, sum * scale);
@@ -92,31 +96,48 @@ struct Unit {
   u32 scales;
 };
 
-// Streams one warp's units (warp, warp + 8, ...) of the block through registers, D ahead, and calls use(unit number, Unit).
-template <int D, class Use>
-__device__ __forceinline__ void stream_units(const Nvfp4Args& a, int layer, int lane_bytes, int scale_bytes, const Use& use) {
-  const int warp = threadIdx.x >> 5;
-  const size_t first = (static_cast<size_t>(layer) * a.blocks + blockIdx.x) * a.units;
-  const unsigned char* codes = a.codes + first * kUnitCodes + lane_bytes;
-  const unsigned char* scales = a.scales + first * kUnitScales + scale_bytes;
-  Unit ring[D];
-  auto load = [&](Unit& slot, int u) {
-    slot.codes[0] = load_weights(codes + static_cast<size_t>(u) * kUnitCodes);
-    slot.codes[1] = load_weights(codes + static_cast<size_t>(u) * kUnitCodes + 512);
-    slot.scales = load_scales(scales + static_cast<size_t>(u) * kUnitScales);
-  };
-#pragma unroll
-  for (int d = 0; d < D; ++d) {
-    if (warp + d * kWarps < a.units) load(ring[d], warp + d * kWarps);
+// Where one lane of a block reads its units.
+struct UnitReader {
+  const unsigned char* codes;
+  const unsigned char* scales;
+  int units;
+
+  __device__ __forceinline__ UnitReader(const Nvfp4Args& a, int layer, int lane_bytes, int scale_bytes) : units(a.units) {
+    const size_t first = (static_cast<size_t>(layer) * a.blocks + blockIdx.x) * a.units;
+    codes = a.codes + first * kUnitCodes + lane_bytes;
+    scales = a.scales + first * kUnitScales + scale_bytes;
   }
-  for (int u0 = warp; u0 < a.units; u0 += D * kWarps) {
+  // Nothing happens beyond the last unit.
+  __device__ __forceinline__ void load(int u, Unit& out) const {
+    if (u >= units) return;
+    const unsigned char* c = codes + u * kUnitCodes;
+    out.codes[0] = load_weights(c);
+    out.codes[1] = load_weights(c + kUnitCodes / 2);
+    out.scales = load_scales(scales + u * kUnitScales);
+  }
+};
+
+// Streams one warp's pairs of units (warp, warp + W, ...) through registers, two pairs ahead, and calls use(unit number,
+// Unit) in ascending order. More stages than two don't help: a warp has six scoreboards to wait on.
+template <int W, class Use>
+__device__ __forceinline__ void stream_units(const UnitReader& reader, const Use& use) {
+  constexpr int kStages = 2;
+  const int warp = threadIdx.x >> 5, pairs = (reader.units + 1) / 2;
+  Unit ring[kStages][2];
 #pragma unroll
-    for (int d = 0; d < D; ++d) {
-      const int u = u0 + d * kWarps;
-      if (u < a.units) {
-        const Unit unit = ring[d];
-        if (u + D * kWarps < a.units) load(ring[d], u + D * kWarps);
-        use(u, unit);
+  for (int d = 0; d < kStages; ++d)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) reader.load(2 * (warp + d * W) + i, ring[d][i]);
+  for (int p0 = warp; p0 < pairs; p0 += kStages * W) {
+#pragma unroll
+    for (int d = 0; d < kStages; ++d) {
+      const int p = p0 + d * W;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int u = 2 * p + i;
+        if (u >= reader.units) continue;
+        use(u, ring[d][i]);
+        reader.load(u + 2 * kStages * W, ring[d][i]);
       }
     }
   }

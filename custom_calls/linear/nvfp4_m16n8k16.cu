@@ -44,15 +44,15 @@ __device__ __forceinline__ void multiply_unit(const Unit& unit, const uint4 (&x)
   }
 }
 
-// X activation rows per block, D units of weights in flight per warp.
-template <int X, int D>
+// X activation rows per block, whose W warps share K.
+template <int X, int W>
 __device__ __forceinline__ void linear_block(const Nvfp4Args& a) {
-  __shared__ Partials<X> partials;
+  __shared__ Partials<W, X> partials;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int m0 = blockIdx.y * X, layer = layer_of(a);
   float sums[X / 8][2][4] = {};
   if (layer >= 0) {
-    stream_units<D>(a, layer, lane * 16, lane * 4, [&](int u, const Unit& unit) {
+    stream_units<W>(UnitReader(a, layer, lane * 16, lane * 4), [&](int u, const Unit& unit) {
       uint4 x[X / 8][2];
 #pragma unroll
       for (int i = 0; i < X / 8; ++i) {
@@ -70,22 +70,29 @@ __device__ __forceinline__ void linear_block(const Nvfp4Args& a) {
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         partials[warp][tile * 16 + g + (e >> 1) * 8][i * 8 + t * 2 + (e & 1)] = sums[i][tile][e];
-  reduce_and_store<X>(a, partials, layer, m0);
+  reduce_and_store<W, X>(a, partials, layer, m0);
 }
 
 }  // namespace onecat::linear
 
 using onecat::linear::Nvfp4Args;
 
-extern "C" __global__ void __launch_bounds__(256, 2) linear_x8(Nvfp4Args a) { onecat::linear::linear_block<8, 4>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) linear_x16(Nvfp4Args a) { onecat::linear::linear_block<16, 4>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) linear_x32(Nvfp4Args a) { onecat::linear::linear_block<32, 2>(a); }
+#define ONECAT_LINEAR(X, W, BLOCKS_PER_SM) \
+  extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS_PER_SM) linear_x##X##_w##W(Nvfp4Args a) { \
+    onecat::linear::linear_block<X, W>(a); \
+  }
+ONECAT_LINEAR(8, 4, 4)
+ONECAT_LINEAR(16, 4, 3)
+ONECAT_LINEAR(32, 4, 2)
+ONECAT_LINEAR(8, 8, 2)
+ONECAT_LINEAR(16, 8, 2)
+ONECAT_LINEAR(32, 8, 1)
 
 // The layer's weight as float16 [n, k]. One warp per block of 32 rows and unit of 64 k.
 extern "C" __global__ void __launch_bounds__(256) expand(Nvfp4Args a) {
   using namespace onecat::linear;
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, layer = layer_of(a);
-  const int unit = blockIdx.y * kWarps + (threadIdx.x >> 5), k = unit * kUnitK + t * 16;
+  const int unit = blockIdx.y * kExpandWarps + (threadIdx.x >> 5), k = unit * kUnitK + t * 16;
   if (unit >= a.units || k >= a.k) return;
   const size_t stored = (static_cast<size_t>(layer < 0 ? 0 : layer) * a.blocks + blockIdx.x) * a.units + unit;
   const u32 scales = load_scales(a.scales + stored * kUnitScales + lane * 4);

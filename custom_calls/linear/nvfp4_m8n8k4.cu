@@ -32,16 +32,16 @@ __device__ __forceinline__ void decode_row(u32 word, u32 scale, u32 (&out)[4]) {
   for (int j = 0; j < 4; ++j) out[j] = multiply2(out[j], scale);
 }
 
-// X activation rows per block, D units of weights in flight per warp.
-template <int X, int D>
+// X activation rows per block, whose W warps share K.
+template <int X, int W>
 __device__ __forceinline__ void linear_block(const Nvfp4Args& a) {
-  __shared__ Partials<X> partials;
+  __shared__ Partials<W, X> partials;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int h = lane >> 4, octet = ((lane & 15) >> 2) * 8, r = (lane & 3) + 4 * h, row = octet + r;
   const int m0 = blockIdx.y * X, layer = layer_of(a);
   float sums[X / 8][8] = {};
   if (layer >= 0) {
-    stream_units<D>(a, layer, row * 16, row * 4, [&](int u, const Unit& unit) {
+    stream_units<W>(UnitReader(a, layer, row * 16, row * 4), [&](int u, const Unit& unit) {
       u32 scales[4];
       unit_scales(unit.scales, scales);
 #pragma unroll
@@ -66,22 +66,29 @@ __device__ __forceinline__ void linear_block(const Nvfp4Args& a) {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       partials[warp][octet + (i & 4) + (lane & 2) + (i & 1)][t * 8 + (lane & 1) + (i & 2) + 4 * h] = sums[t][i];
-  reduce_and_store<X>(a, partials, layer, m0);
+  reduce_and_store<W, X>(a, partials, layer, m0);
 }
 
 }  // namespace onecat::linear
 
 using onecat::linear::Nvfp4Args;
 
-extern "C" __global__ void __launch_bounds__(256, 2) linear_x8(Nvfp4Args a) { onecat::linear::linear_block<8, 4>(a); }
-extern "C" __global__ void __launch_bounds__(256, 2) linear_x16(Nvfp4Args a) { onecat::linear::linear_block<16, 4>(a); }
-extern "C" __global__ void __launch_bounds__(256, 1) linear_x32(Nvfp4Args a) { onecat::linear::linear_block<32, 2>(a); }
+#define ONECAT_LINEAR(X, W, BLOCKS_PER_SM) \
+  extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS_PER_SM) linear_x##X##_w##W(Nvfp4Args a) { \
+    onecat::linear::linear_block<X, W>(a); \
+  }
+ONECAT_LINEAR(8, 4, 4)
+ONECAT_LINEAR(16, 4, 3)
+ONECAT_LINEAR(32, 4, 2)
+ONECAT_LINEAR(8, 8, 2)
+ONECAT_LINEAR(16, 8, 2)
+ONECAT_LINEAR(32, 8, 1)
 
 // The layer's weight as float16 [n, k]. One warp per block of 32 rows and unit of 64 k.
 extern "C" __global__ void __launch_bounds__(256) expand(Nvfp4Args a) {
   using namespace onecat::linear;
   const int row = threadIdx.x & 31, layer = layer_of(a), n = blockIdx.x * kBlockRows + row;
-  const int unit = blockIdx.y * kWarps + (threadIdx.x >> 5);
+  const int unit = blockIdx.y * kExpandWarps + (threadIdx.x >> 5);
   if (unit >= a.units || n >= a.n) return;
   const size_t at = static_cast<size_t>(layer < 0 ? 0 : layer) * a.blocks + blockIdx.x, stored = at * a.units + unit;
   const float global = layer < 0 ? __int_as_float(0x7fc00000) : a.global[at * kBlockRows + row] * kProductScale;
