@@ -139,7 +139,9 @@ class Engine:
 
     def _decode(self, running: list[Request], streaming: bool) -> list[Progress]:
         rows = self.buckets.rows_for(len(running))
-        wanted = max((r.params.logprobs for r in running if r.params.logprobs is not None), default=None)
+        wanted = max(
+            (r.params.logprobs for r in running if r.params.logprobs is not None), default=None
+        )
         k = next(s for s in _SCORES if wanted is None or (s is not None and s >= wanted))
         launch = self._launch(running, rows, k, self._steps(running, streaming))
         counts, tokens, status, scores = jax.device_get(
@@ -231,7 +233,9 @@ class Engine:
         for done, size in enumerate(self.buckets.prefill_tokens):
             progress(f"prefill of {size} tokens", done, total)
             self.state = self._run(("prefill", size), prefill, (self._padding_batch(size),))
-        for done, rows in enumerate(self.buckets.decode_rows, start=len(self.buckets.prefill_tokens)):
+        for done, rows in enumerate(
+            self.buckets.decode_rows, start=len(self.buckets.prefill_tokens)
+        ):
             progress(f"decode of {rows} rows", done, total)
             self._launch([], rows, None, 0)
         progress("ready", total, total)
@@ -249,7 +253,10 @@ def _host_scores(scores: TokenScores, count: int, k: int) -> list[Score]:
     )
     return [
         Score(
-            float(logprob[i]), int(rank[i]), tuple(int(t) for t in ids[i, :k]), tuple(float(v) for v in values[i, :k])
+            float(logprob[i]),
+            int(rank[i]),
+            tuple(int(t) for t in ids[i, :k]),
+            tuple(float(v) for v in values[i, :k]),
         )
         for i in range(count)
     ]

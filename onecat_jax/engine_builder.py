@@ -70,7 +70,9 @@ def _engine(
             vocab_size=min(model.vocab_size, tokenizer.vocab_size),
             launch_steps=LAUNCH_STEPS,
         ),
-        buckets=Buckets.plan(config.max_num_batched_tokens, config.max_num_seqs, _least_rows(config)),
+        buckets=Buckets.plan(
+            config.max_num_batched_tokens, config.max_num_seqs, _least_rows(config)
+        ),
         scheduler=Scheduler(pool, config.max_num_seqs, request.max_model_len),
         table_width=pool.pages_for(request.max_model_len),
         banned=tokenizer.banned_mask(model.vocab_size),

@@ -146,9 +146,7 @@ class LLM:
             "launches": engine.launches,
             "decode_steps": engine.decode_steps,
             "generated_tokens": engine.generated,
-            "routes": [
-                f"{r.operator} {r.descriptor}: {r.route.explain()}" for r in routes()
-            ],
+            "routes": [f"{r.operator} {r.descriptor}: {r.route.explain()}" for r in routes()],
         }
 
     def _render(
@@ -186,9 +184,7 @@ class LLM:
         room = self.max_model_len - len(prompt.ids)
         new = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = params.seed if params.seed is not None else self._fresh_seed()
-        row = request_row(
-            params, self.tokenizer.eos_ids, seed=seed, prompt_length=len(prompt.ids)
-        )
+        row = request_row(params, self.tokenizer.eos_ids, seed=seed, prompt_length=len(prompt.ids))
         request = Request(request_id, prompt.ids, params, row, len(prompt.ids) + new)
         return Sample(request, self.tokenizer, self.tokenizer.eos_ids)
 
@@ -228,4 +224,3 @@ class _Job:
 
     def output(self, tokenizer: Tokenizer) -> RequestOutput:
         return request_output(self.request_id, self.text, self.samples, tokenizer)
-

@@ -16,6 +16,7 @@ from onecat_jax.models.qwen3_5 import (
     build_params,
     tensor_specs,
 )
+from onecat_jax.models.qwen3_5.weights import Loops
 
 LoadProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -35,6 +36,13 @@ def resolve_dtype(config: EngineConfig, target: Target) -> str:
     return "float16" if target.platform == "gpu" else "float32"
 
 
+def choose_loops(config: EngineConfig, target: Target) -> Loops:
+    """Layer loops that suit the device; see `Loops`."""
+    if target.platform != "cpu":
+        return "superblocks"
+    return "none" if config.backend == "plain" else "layers"
+
+
 def load_model(
     checkpoint: Checkpoint, model: ModelConfig, config: EngineConfig, progress: LoadProgress
 ) -> LoadedModel:
@@ -45,9 +53,7 @@ def load_model(
     """
     policy = Policy(backend=config.backend, strict=config.strict)  # type: ignore[arg-type]
     target = policy.resolved_target()
-    # Plain JAX on CPU copies whatever a device loop slices out of a stack of dense weights; handlers take the whole stack.
-    unrolled = target.platform == "cpu" and config.backend == "plain"
-    dtype = resolve_dtype(config, target)
+    dtype, loops = resolve_dtype(config, target), choose_loops(config, target)
     tensors = load_tensors(checkpoint, tensor_specs(model))
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     done = 0
@@ -60,9 +66,9 @@ def load_model(
     params = build_params(
         tensors,
         model,
-        route=LinearRoute(policy, separate=unrolled),
+        route=LinearRoute(policy, separate=loops == "none"),
         dtype=dtype,
-        unrolled=unrolled,
+        loops=loops,
         progress=advance,
     )
     progress(total, total)

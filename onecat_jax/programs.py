@@ -22,7 +22,11 @@ class Programs:
     _table: dict[Key, Any] = field(default_factory=dict)
 
     def call(
-        self, key: Key, build: Callable[[], Callable], args: tuple[Any, ...], donate: tuple[int, ...] = ()
+        self,
+        key: Key,
+        build: Callable[[], Callable],
+        args: tuple[Any, ...],
+        donate: tuple[int, ...] = (),
     ) -> Any:
         """Runs the program `key`, compiling `build()` for the shapes of `args` on first use."""
         program = self._table.get(key)

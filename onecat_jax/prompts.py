@@ -35,7 +35,9 @@ def as_prompt(prompt: str | Sequence[int] | Mapping[str, Any], tokenizer: Tokeni
 
 def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> Prompt:
     if "prompt_token_ids" in prompt:
-        return Prompt(_checked(prompt["prompt_token_ids"], tokenizer.vocab_size), prompt.get("prompt"))
+        return Prompt(
+            _checked(prompt["prompt_token_ids"], tokenizer.vocab_size), prompt.get("prompt")
+        )
     if isinstance(prompt.get("prompt"), str):
         return as_prompt(prompt["prompt"], tokenizer)
     raise RequestError(

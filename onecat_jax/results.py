@@ -79,9 +79,7 @@ class Sample:
             request.finish_reason = "stop"
         return text
 
-    def _tables(
-        self, tokens: Sequence[int], scores: Sequence[Score]
-    ) -> tuple[TokenLogprobs, ...]:
+    def _tables(self, tokens: Sequence[int], scores: Sequence[Score]) -> tuple[TokenLogprobs, ...]:
         return tuple(
             token_logprobs(self._tokenizer, t, s) for t, s in zip(tokens, scores, strict=True)
         )

@@ -61,9 +61,7 @@ class Launch:
     scores: TokenScores | None  # [R, B, ...]
 
 
-def _score(
-    hidden_logits: Array, tokens: Array, k: int, vocab_size: int
-) -> TokenScores:
+def _score(hidden_logits: Array, tokens: Array, k: int, vocab_size: int) -> TokenScores:
     logprob, top_ids, top_logprobs, rank = token_logprobs(
         hidden_logits, tokens, k, vocab_size=vocab_size
     )
@@ -79,7 +77,13 @@ def prefill(
 
 
 def prefill_scored(
-    params: Params, state: CacheState, batch: StepBatch, targets: Array, options: StepOptions, *, k: int
+    params: Params,
+    state: CacheState,
+    batch: StepBatch,
+    targets: Array,
+    options: StepOptions,
+    *,
+    k: int,
 ) -> tuple[CacheState, TokenScores]:
     """Prefill that also scores the token after each row: targets int32 [1, T] -> scores [T, ...].
 
@@ -96,7 +100,12 @@ def prefill_scored(
 
 
 def _decode_step(
-    params: Params, state: CacheState, rows: DecodeRows, sampling: SamplingState, banned: Array, options: StepOptions
+    params: Params,
+    state: CacheState,
+    rows: DecodeRows,
+    sampling: SamplingState,
+    banned: Array,
+    options: StepOptions,
 ) -> tuple[CacheState, DecodeRows, Array, Array]:
     """Feeds each running row's last token and picks the next one. Returns logits [B, V] and tokens [B] too."""
     running = rows.status == RUNNING
@@ -156,7 +165,9 @@ def decode(
 
     def body(carry: tuple) -> tuple:
         step, state, rows, tokens, scores = carry
-        state, rows, row_logits, token = _decode_step(params, state, rows, sampling, banned, options)
+        state, rows, row_logits, token = _decode_step(
+            params, state, rows, sampling, banned, options
+        )
         tokens = tokens.at[step].set(token)
         if k is not None:
             new = _score(row_logits, jnp.maximum(token, 0), k, options.vocab_size)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import DenseTensor, LinearRoute
 from onecat_jax.models.qwen3_5 import (
@@ -21,6 +22,7 @@ from onecat_jax.models.qwen3_5 import (
     logits,
     tensor_specs,
 )
+from onecat_jax.models.qwen3_5.weights import Loops
 from onecat_jax.state import CacheShape, CacheState
 
 PAGE = 16
@@ -99,7 +101,12 @@ class Harness:
         return np.asarray(out[0, : len(tokens)]), state
 
     def prefill(
-        self, state: CacheState, tokens: Sequence[int], chunks: Sequence[int], width: int, slot: int = 1
+        self,
+        state: CacheState,
+        tokens: Sequence[int],
+        chunks: Sequence[int],
+        width: int,
+        slot: int = 1,
     ) -> Iterator[tuple[np.ndarray, CacheState]]:
         """Runs `tokens` in pieces of these lengths."""
         start = 0
@@ -121,14 +128,14 @@ def build(
     capacity: int,
     dtype: str = "float32",
     policy: Policy | None = None,
-    unrolled: bool = True,
+    loops: Loops = "layers",
 ) -> Harness:
     """A harness around seeded weights."""
     config = ModelConfig.from_hf(config_json)
     policy = policy or Policy()
-    route = LinearRoute(policy, separate=unrolled)
+    route = LinearRoute(policy, separate=loops == "none")
     params = build_params(
-        host_tensors(named, config), config, route=route, dtype=dtype, unrolled=unrolled
+        host_tensors(named, config), config, route=route, dtype=dtype, loops=loops
     )
     return Harness(params, ForwardOptions(config, dtype, policy), capacity)
 

@@ -29,9 +29,7 @@ def llm():
 
 
 def test_a_request_gets_the_same_tokens_alone_and_in_a_mixed_batch(llm):
-    alone = [
-        llm.generate(p, s)[0].outputs[0] for p, s in zip(PROMPTS, MIXED, strict=True)
-    ]
+    alone = [llm.generate(p, s)[0].outputs[0] for p, s in zip(PROMPTS, MIXED, strict=True)]
     together = [o.outputs[0] for o in llm.generate(PROMPTS, MIXED)]
     assert [o.token_ids for o in together] == [o.token_ids for o in alone]
     assert [o.text for o in together] == [o.text for o in alone]
@@ -79,7 +77,9 @@ def test_varied_requests_after_warm_up_compile_nothing(llm):
 def test_prompt_logprobs_equal_the_logprobs_of_generating_the_same_tokens(llm):
     first = llm.generate(PROMPTS[0], replace(GREEDY, logprobs=3))[0]
     ids = first.prompt_token_ids + ids_of(first)
-    second = llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=1, prompt_logprobs=3))[0]
+    second = llm.generate(
+        {"prompt_token_ids": ids}, SamplingParams(max_tokens=1, prompt_logprobs=3)
+    )[0]
     assert second.prompt_logprobs[0] is None
     assert len(second.prompt_logprobs) == len(ids)
     new = second.prompt_logprobs[len(first.prompt_token_ids) :]
@@ -87,7 +87,9 @@ def test_prompt_logprobs_equal_the_logprobs_of_generating_the_same_tokens(llm):
         assert scored[token].logprob == pytest.approx(made[token].logprob, abs=2e-4)
         assert made[token].rank == 1
         assert list(made)[:3] == list(scored)[:3]
-    total = sum(made[t].logprob for t, made in zip(ids_of(first), first.outputs[0].logprobs, strict=True))
+    total = sum(
+        made[t].logprob for t, made in zip(ids_of(first), first.outputs[0].logprobs, strict=True)
+    )
     assert first.outputs[0].cumulative_logprob == pytest.approx(total)
 
 
@@ -130,7 +132,9 @@ def test_a_stream_left_early_frees_its_pages(llm):
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(llm):
-    with pytest.raises(RequestError, match=r"the prompt has 512 tokens; max_model_len 512 leaves room for 511"):
+    with pytest.raises(
+        RequestError, match=r"the prompt has 512 tokens; max_model_len 512 leaves room for 511"
+    ):
         llm.generate({"prompt_token_ids": [1] * 512}, GREEDY)
 
 
@@ -139,7 +143,10 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(llm):
     [
         ("", "the prompt is empty"),
         ({"prompt_token_ids": []}, "the prompt is empty"),
-        ({"prompt_token_ids": [1, 8192]}, r"prompt_token_ids\[1\] is 8192; an integer from 0 to 8191"),
+        (
+            {"prompt_token_ids": [1, 8192]},
+            r"prompt_token_ids\[1\] is 8192; an integer from 0 to 8191",
+        ),
         ({"prompt_token_ids": [1, -1]}, r"prompt_token_ids\[1\] is -1"),
         ({"prompt_token_ids": [1.5]}, r"prompt_token_ids\[0\] is 1.5"),
         ({"text": "x"}, r"'prompt' \(a text\) or 'prompt_token_ids' is needed"),

@@ -13,7 +13,10 @@ from onecat_jax import LLM, SamplingParams
 
 _RESULT = re.compile(r"^\s+(?:ROOT )?%\S+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
 _FREE = {"parameter", "get-tuple-element", "tuple", "while", "bitcast", "custom-call", "constant"}
-_IN_PLACE = {"dynamic-update-slice", "fusion"}  # of which only roots that update a cache have its shape
+_IN_PLACE = {
+    "dynamic-update-slice",
+    "fusion",
+}  # of which only roots that update a cache have its shape
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8}
 
 
@@ -36,8 +39,12 @@ def cache_shapes(llm: LLM) -> set[tuple[int, ...]]:
 
 @pytest.fixture(scope="module", params=["auto", "plain"])
 def llm(request):
-    engine = tiny() if request.param == "auto" else LLM(
-        "tiny", backend="plain", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128
+    engine = (
+        tiny()
+        if request.param == "auto"
+        else LLM(
+            "tiny", backend="plain", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128
+        )
     )
     engine.generate(["x = 1\n" * 30, *PROMPTS[:1]], SamplingParams(max_tokens=2))
     return engine
@@ -48,7 +55,11 @@ def test_no_program_copies_a_cache(llm):
     programs = llm._engine.programs
     assert programs.keys
     for key in programs.keys:
-        copies = [r for r in results(programs.hlo(key)) if r[1] in caches and r[2] in ("copy", "copy-start")]
+        copies = [
+            r
+            for r in results(programs.hlo(key))
+            if r[1] in caches and r[2] in ("copy", "copy-start")
+        ]
         assert not copies, (key, copies)
 
 

@@ -91,7 +91,7 @@ def test_planned_weight_bytes_are_the_bytes_of_the_arrays(
     specs = tensor_specs(config)
     route = LinearRoute(Policy(backend="plain"))
     tensors = load_tensors(checkpoint, specs)
-    params = build_params(tensors, config, route=route, dtype=jnp.dtype(dtype), unrolled=False)
+    params = build_params(tensors, config, route=route, dtype=jnp.dtype(dtype), loops="superblocks")
     arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(params)}
     request = replace(REQUEST, compute_dtype=dtype, kv_dtype=dtype)
     planned = requirements(config, find_sources(checkpoint, specs), request)

@@ -48,8 +48,9 @@ def test_a_sequence_has_the_same_bits_in_any_slot_and_pages(harness):
     assert np.array_equal(first, second)
 
 
-def test_device_loops_over_layers_give_the_bits_of_unrolled_layers(harness):
-    unrolled, _ = harness.run(harness.new_state(), IDS, 0, 64)
-    looped = build(ow.weights(CASE), CASE.config, capacity=128, unrolled=False)
-    found, _ = looped.run(looped.new_state(), IDS, 0, 64)
-    assert np.abs(found - unrolled).max() <= 1e-5 * np.ptp(unrolled)
+@pytest.mark.parametrize("loops", ["none", "superblocks"])
+def test_every_kind_of_layer_loop_gives_the_same_numbers(harness, loops):
+    expected, _ = harness.run(harness.new_state(), IDS, 0, 64)
+    other = build(ow.weights(CASE), CASE.config, capacity=128, loops=loops)
+    found, _ = other.run(other.new_state(), IDS, 0, 64)
+    assert np.abs(found - expected).max() <= 1e-5 * np.ptp(expected)

@@ -14,7 +14,9 @@ import pytest
 from onecat_jax import LLM
 from onecat_jax.errors import EngineError
 
-TEXT = json.loads((Path(__file__).parent / "golden" / "nll_text.json").read_text(encoding="utf-8"))["documents"][0]["text"]
+TEXT = json.loads((Path(__file__).parent / "golden" / "nll_text.json").read_text(encoding="utf-8"))[
+    "documents"
+][0]["text"]
 IDS = nll.document_ids(nll.tiny_tokenizer(), TEXT)[:250]
 
 
@@ -48,7 +50,10 @@ def test_the_likelihood_moves_no_more_than_the_precision(arguments, limit):
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'"),
         ({"block_size": 24}, "block_size is 24; a multiple of 16 is needed"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; a whole number of at least 1"),
-        ({"gpu_memory_utilization": 1.5}, r"gpu_memory_utilization is 1.5; it must lie in \(0, 1\]"),
+        (
+            {"gpu_memory_utilization": 1.5},
+            r"gpu_memory_utilization is 1.5; it must lie in \(0, 1\]",
+        ),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 isn't implemented yet"),
         ({"enable_prefix_caching": True}, "enable_prefix_caching=True isn't implemented yet"),
         ({"max_len": 3}, "unknown engine argument 'max_len'; known: dtype"),

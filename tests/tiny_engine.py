@@ -18,7 +18,9 @@ PROMPTS = (
 @cache
 def tiny() -> LLM:
     """Shared: tests leave it as they found it (nothing running)."""
-    return onecat_jax.LLM(model="tiny", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128)
+    return onecat_jax.LLM(
+        model="tiny", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128
+    )
 
 
 def ids_of(output: RequestOutput) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 CHUNK = 64
-_BASE = 8  # diagonal blocks of the triangular inverse that are solved row by row
+_BASE = 16  # diagonal blocks of the triangular inverse that are solved row by row
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["q", "k", "v", "g", "beta"], meta_fields=[])
@@ -98,20 +98,27 @@ def _segment_sums(g: Array) -> Array:
     return jnp.where(tri > 0, sums, -jnp.inf)
 
 
+def _substitute(a: Array) -> Array:
+    """(I + a)^-1 of strictly lower triangular a [..., n, n], row after row."""
+    eye = jnp.eye(a.shape[-1], dtype=a.dtype)
+
+    def row(i: Array, solved: Array) -> Array:
+        left = lax.dynamic_index_in_dim(a, i, axis=a.ndim - 2, keepdims=False)  # [..., n]
+        new = lax.dynamic_index_in_dim(eye, i, keepdims=False) - _einsum(
+            "...l,...ln->...n", left, solved
+        )
+        return lax.dynamic_update_index_in_dim(solved, new, i, solved.ndim - 2)
+
+    return lax.fori_loop(0, a.shape[-1], row, jnp.zeros_like(a))
+
+
 def _unit_lower_inverse(a: Array) -> Array:
-    """(I + a)^-1 for strictly lower triangular a [..., n, n], n = 8 * 2^m: rows of 8x8 blocks, then 2x2 block merges."""
+    """(I + a)^-1 of strictly lower triangular a [..., n, n], n = 16 * 2^m: 16 x 16 blocks row by row, then merged in pairs."""
     n = a.shape[-1]
     if n == _BASE:
-        rows = [jnp.broadcast_to(jnp.eye(n, dtype=a.dtype)[0], (*a.shape[:-2], n))]
-        for i in range(1, n):
-            solved = jnp.stack(rows, axis=-2)  # [..., i, n]
-            rows.append(
-                jnp.eye(n, dtype=a.dtype)[i] - _einsum("...l,...ln->...n", a[..., i, :i], solved)
-            )
-        return jnp.stack(rows, axis=-2)
+        return _substitute(a)
     h = n // 2
-    halves = jnp.stack([a[..., :h, :h], a[..., h:, h:]])
-    top, low = _unit_lower_inverse(halves)
+    top, low = _unit_lower_inverse(jnp.stack([a[..., :h, :h], a[..., h:, h:]]))
     corner = -_einsum("...ij,...jk,...kl->...il", low, a[..., h:, :h], top)
     upper = jnp.concatenate([top, jnp.zeros_like(corner)], axis=-1)
     return jnp.concatenate([upper, jnp.concatenate([corner, low], axis=-1)], axis=-2)

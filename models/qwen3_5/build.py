@@ -17,7 +17,14 @@ from onecat_jax.custom_calls.linear import (
     build_linear,
 )
 from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
-from onecat_jax.models.qwen3_5.weights import AttentionStack, GDNStack, MLPStack, Params, Segment
+from onecat_jax.models.qwen3_5.weights import (
+    AttentionStack,
+    GDNStack,
+    Loops,
+    MLPStack,
+    Params,
+    Segment,
+)
 
 HostTensors = Mapping[str, Any]  # canonical name -> DenseTensor | NVFP4Tensor | np.ndarray
 
@@ -47,7 +54,8 @@ def plan_segments(signatures: Sequence[tuple[LayerKind, Any]]) -> tuple[SegmentP
     while start < len(signatures):
         rest = signatures[start:]
         period, repeats = max(
-            ((p, _repeats(rest, p)) for p in range(1, len(rest) + 1)), key=lambda c: (_score(*c), -c[0])
+            ((p, _repeats(rest, p)) for p in range(1, len(rest) + 1)),
+            key=lambda c: (_score(*c), -c[0]),
         )
         pattern = tuple(kind for kind, _ in rest[:period])
         plans.append(SegmentPlan(pattern, repeats, start))
@@ -122,7 +130,7 @@ class _Builder:
             down_proj=self.linear(layers, "mlp.down_proj"),
         )
 
-    def segment(self, plan: SegmentPlan, unrolled: bool) -> Segment:
+    def segment(self, plan: SegmentPlan, loops: Loops) -> Segment:
         gdn, attention = plan.layers("linear_attention"), plan.layers("full_attention")
         before = self.config.layer_types[: plan.first]
         return Segment(
@@ -133,7 +141,7 @@ class _Builder:
             repeats=plan.repeats,
             first_gdn=before.count("linear_attention"),
             first_attention=before.count("full_attention"),
-            unrolled=unrolled,
+            loops=loops,
         )
 
 
@@ -161,7 +169,7 @@ def build_params(
     *,
     route: LinearRoute,
     dtype: Any,
-    unrolled: bool,
+    loops: Loops,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Params:
     """Places a checkpoint on the default device.
@@ -171,12 +179,12 @@ def build_params(
       config: the model.
       route: which linear route the weights are packed for.
       dtype: compute dtype.
-      unrolled: layer loops in Python (dense weights stay separate arrays) or on the device.
+      loops: which layer loops run on the device.
       progress: called with the checkpoint bytes of each finished site.
     """
     builder = _Builder(tensors, config, route, dtype, progress)
     signatures = [_signature(tensors, i, kind) for i, kind in enumerate(config.layer_types)]
-    segments = tuple(builder.segment(p, unrolled) for p in plan_segments(signatures))
+    segments = tuple(builder.segment(p, loops) for p in plan_segments(signatures))
     embed = builder.vocabulary("embed_tokens.weight")
     head = builder.vocabulary("lm_head.weight") if "lm_head.weight" in tensors else embed
     norm = jnp.asarray(np.asarray(tensors["norm.weight"], np.float32))

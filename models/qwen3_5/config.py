@@ -127,7 +127,8 @@ class _Reader:
         if listed is None:
             every = self._int("full_attention_interval", default=4)
             listed = [
-                "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)
+                "full_attention" if (i + 1) % every == 0 else "linear_attention"
+                for i in range(count)
             ]
         unknown = sorted({str(k) for k in listed} - {"linear_attention", "full_attention"})
         if unknown:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from onecat_jax.custom_calls.linear import Dense, Layer, linear
 from onecat_jax.custom_calls.paged_attention import AttentionRows
 from onecat_jax.custom_calls.rows import LiveRows
 from onecat_jax.models.qwen3_5.attention import attention
-from onecat_jax.models.qwen3_5.config import ModelConfig
+from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
 from onecat_jax.models.qwen3_5.gdn import GDNRows, gdn_mixer
 from onecat_jax.models.qwen3_5.layers import mlp, rms_norm, rotary_angles
 from onecat_jax.models.qwen3_5.weights import Params, Segment
@@ -54,50 +55,102 @@ class _Context:
 
 def embed(weight: Dense, tokens: Array, real: Array) -> Array:
     """Rows of the embedding as float32 [B, T, E]; padding rows are zero and stay zero through every layer."""
-    table = weight.weight[0] if isinstance(weight.weight, tuple) else weight.weight.reshape(-1, weight.k)
+    table = (
+        weight.weight[0]
+        if isinstance(weight.weight, tuple)
+        else weight.weight.reshape(-1, weight.k)
+    )
     return jnp.where(real[..., None], table[tokens].astype(jnp.float32), 0.0)
 
 
-def _superblock(ctx: _Context, segment: Segment, index: Array | int, x: Array, state: CacheState):
-    """Layers of one superblock in order; `index` counts superblocks of the segment."""
-    options = ctx.options
+def _mix(
+    ctx: _Context, segment: Segment, kind: LayerKind, layer: Layer, x: Array, state: CacheState
+) -> tuple[Array, CacheState]:
+    """The mixer of one layer; `layer` counts layers of its kind in the segment."""
+    options, batch = ctx.options, ctx.batch
     common = {"config": options.config, "dtype": jnp.dtype(options.dtype), "policy": options.policy}
-    gdn_each = segment.pattern.count("linear_attention")
-    attention_each = len(segment.pattern) - gdn_each
-    gdn_seen = attention_seen = 0
-    for position, kind in enumerate(segment.pattern):
-        if kind == "linear_attention":
-            layer = Layer(index, gdn_each, gdn_seen)
-            cache_layer = segment.first_gdn + index * gdn_each + gdn_seen
-            rows = GDNRows(
-                cache_layer * state.gdn.slots + ctx.batch.slots, ctx.batch.start, ctx.batch.count, ctx.rows.live
-            )
-            update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, **common)
-            state, gdn_seen = CacheState(state.kv, gdn), gdn_seen + 1
-        else:
-            layer = Layer(index, attention_each, attention_seen)
-            cache_layer = segment.first_attention + index * attention_each + attention_seen
-            update, kv = attention(
-                segment.attention, layer, x, state.kv, cache_layer, ctx.rows, ctx.rotary, **common
-            )
-            state, attention_seen = CacheState(kv, state.gdn), attention_seen + 1
-        x = x + update
-        layer = Layer(index, len(segment.pattern), position)
-        x = x + mlp(
-            segment.mlp, layer, x, eps=options.config.rms_norm_eps,
-            dtype=common["dtype"], policy=options.policy,
-        )  # fmt: skip
+    at = layer.index * layer.mul + layer.add
+    if kind == "linear_attention":
+        slots = (segment.first_gdn + at) * state.gdn.slots + batch.slots
+        rows = GDNRows(slots, batch.start, batch.count, ctx.rows.live)
+        update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, **common)
+        return x + update, CacheState(state.kv, gdn)
+    cache_layer = segment.first_attention + at
+    update, kv = attention(
+        segment.attention, layer, x, state.kv, cache_layer, ctx.rows, ctx.rotary, **common
+    )
+    return x + update, CacheState(kv, state.gdn)
+
+
+def _layer(
+    ctx: _Context,
+    segment: Segment,
+    kind: LayerKind,
+    layer: Layer,
+    place: Layer,
+    x: Array,
+    state: CacheState,
+) -> tuple[Array, CacheState]:
+    """Mixer and feed-forward of one layer; `place` counts all layers of the segment."""
+    options = ctx.options
+    x, state = _mix(ctx, segment, kind, layer, x, state)
+    eps, dtype = options.config.rms_norm_eps, jnp.dtype(options.dtype)
+    return x + mlp(segment.mlp, place, x, eps=eps, dtype=dtype, policy=options.policy), state
+
+
+def _superblock(
+    ctx: _Context, segment: Segment, index: Array | int, x: Array, state: CacheState
+) -> tuple[Array, CacheState]:
+    """Layers of one superblock in order; `index` counts superblocks of the segment."""
+    pattern, seen = segment.pattern, {"linear_attention": 0, "full_attention": 0}
+    first = 0
+    for kind, run in groupby(pattern):
+        length, each = len(list(run)), pattern.count(kind)
+        layer, place = Layer(index, each, seen[kind]), Layer(index, len(pattern), first)
+        x, state = _run(ctx, segment, kind, length, (layer, place), x, state)
+        seen[kind] += length
+        first += length
     return x, state
 
 
-def _segment(ctx: _Context, segment: Segment, x: Array, state: CacheState) -> tuple[Array, CacheState]:
-    if segment.unrolled:
-        for index in range(segment.repeats):
-            x, state = _superblock(ctx, segment, index, x, state)
-        return x, state
-    return lax.fori_loop(
-        0, segment.repeats, lambda i, carry: _superblock(ctx, segment, i, *carry), (x, state)
-    )
+def _run(
+    ctx: _Context,
+    segment: Segment,
+    kind: LayerKind,
+    length: int,
+    at: tuple[Layer, Layer],
+    x: Array,
+    state: CacheState,
+) -> tuple[Array, CacheState]:
+    """`length` neighbours of one kind, the first of them at the given places."""
+
+    def one(j: Array | int, carry: tuple[Array, CacheState]) -> tuple[Array, CacheState]:
+        return _layer(ctx, segment, kind, *(_shifted(place, j) for place in at), *carry)
+
+    if segment.loops == "layers" and length > 1:
+        return lax.fori_loop(0, length, one, (x, state))
+    for j in range(length):
+        x, state = one(j, (x, state))
+    return x, state
+
+
+def _shifted(layer: Layer, by: Array | int) -> Layer:
+    if isinstance(by, int):
+        return Layer(layer.index, layer.mul, layer.add + by)
+    return Layer(layer.index * layer.mul + layer.add + by)
+
+
+def _segment(
+    ctx: _Context, segment: Segment, x: Array, state: CacheState
+) -> tuple[Array, CacheState]:
+    def one(index: Array | int, carry: tuple[Array, CacheState]) -> tuple[Array, CacheState]:
+        return _superblock(ctx, segment, index, *carry)
+
+    if segment.loops != "none":
+        return lax.fori_loop(0, segment.repeats, one, (x, state))
+    for index in range(segment.repeats):
+        x, state = one(index, (x, state))
+    return x, state
 
 
 def forward(

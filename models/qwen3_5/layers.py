@@ -38,7 +38,9 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
 
 
-def mlp(stack: MLPStack, layer: Layer, x: Array, *, eps: float, dtype: jnp.dtype, policy: Policy) -> Array:
+def mlp(
+    stack: MLPStack, layer: Layer, x: Array, *, eps: float, dtype: jnp.dtype, policy: Policy
+) -> Array:
     """SwiGLU block of the float32 residual x [B, T, E]; returns the float32 update."""
     h = rms_norm(x, pick(stack.input_norm, layer), eps).astype(dtype)
     gate, up = jnp.split(linear(h, stack.gate_up_proj, layer, policy=policy), 2, axis=-1)

@@ -121,7 +121,9 @@ class Qwen35(nnx.Module):
 def _spec(name: str, variable: Any) -> TensorSpec:
     meta = variable.get_metadata()
     shape = tuple(variable.get_value().shape)
-    return TensorSpec(shape, meta["kind"], tuple(meta["axes"]), required=not name.startswith("mtp."))
+    return TensorSpec(
+        shape, meta["kind"], tuple(meta["axes"]), required=not name.startswith("mtp.")
+    )
 
 
 def tensor_specs(config: ModelConfig) -> TensorSpecs:

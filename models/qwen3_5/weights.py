@@ -6,6 +6,7 @@ rows (query+gate | key | value, qkv | z, b | a, gate | up).
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 from jax import Array
@@ -58,10 +59,16 @@ class MLPStack:
     down_proj: Linear  # [E, F]
 
 
+# What runs as a device loop: superblocks (few, long iterations: right for a GPU, where an iteration has a cost of its own),
+# also the layers of one kind inside them (the smallest program: right for a CPU), or nothing (plain JAX on CPU, where a loop
+# copies what it slices out of a stack of dense weights).
+Loops = Literal["none", "superblocks", "layers"]
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["gdn", "attention", "mlp"],
-    meta_fields=["pattern", "repeats", "first_gdn", "first_attention", "unrolled"],
+    meta_fields=["pattern", "repeats", "first_gdn", "first_attention", "loops"],
 )
 @dataclass(frozen=True)
 class Segment:
@@ -74,7 +81,7 @@ class Segment:
     repeats: int
     first_gdn: int  # index of the segment's first GDN layer among all GDN layers of the model
     first_attention: int  # the same for attention layers
-    unrolled: bool  # a Python loop over superblocks instead of a device loop
+    loops: Loops
 
 
 @partial(_register, data_fields=["embed", "segments", "norm", "head"])
