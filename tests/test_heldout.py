@@ -1,6 +1,6 @@
 """The engine gives held-out documents the likelihood recorded for them.
 
-Oracle: a JSON Lines file given by `pytest --heldout PATH`, which isn't part of the repository. One
+Oracle: a JSON Lines file given by `pytest -m oracle --heldout PATH`, which isn't part of the repository. One
 document per line:
 
     {"id": 0, "kind": "code" | "chat", "text": str,
