@@ -1,6 +1,6 @@
 """The engine gives held-out documents the likelihood recorded for them.
 
-Oracle: a JSON Lines file given by `pytest -m oracle --heldout PATH`, which isn't part of the repository. One
+Oracle: a JSON Lines file given by `pytest -m oracle --heldout PATH`, not part of the repository. One
 document per line:
 
     {"id": 0, "kind": "code" | "chat", "text": str,
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.oracle
 def documents(request):
     path = request.config.getoption("--heldout")
     if path is None:
-        pytest.skip(
-            "needs a file of held-out documents: pytest tests/test_heldout.py --heldout PATH"
-        )
+        pytest.skip("needs a file of held-out documents: pytest -m oracle --heldout PATH")
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line]
 
