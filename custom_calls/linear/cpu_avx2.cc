@@ -11,9 +11,8 @@ namespace {
 struct Avx2 {
   __m256 lo, hi;
 
-  static constexpr int kDirectRows = 4;
+  static constexpr int kBlockX = 3;
   static constexpr int direct_rows(int m) { return m == 1 ? 4 : m == 2 ? 2 : 1; }
-  static constexpr int kTileX = 2;
   static constexpr int kTileW = 2;
 
   static inline Avx2 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }

@@ -2,8 +2,9 @@
 //
 // V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), decode (16 bytes of two code groups and
 // two scales), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
-//   direct_rows(m)  weight rows taken together when m activation rows are, for m <= kDirectRows;
-//   kTileX          activation rows taken together in the other form, with kTileW weight rows.
+//   kBlockX         activation rows taken together;
+//   direct_rows(m)  weight rows taken together with m of them when weights are decoded on the way;
+//   kTileW          weight rows of a panel.
 //
 // Few activation rows: weights are decoded in registers on the way. More: a panel of weights is decoded into a buffer that
 // stays in the first-level cache, and all activation rows pass over it. Everything is in an unnamed namespace: the same
@@ -14,11 +15,13 @@
 namespace onecat::linear {
 namespace {
 
-// ---- weight sources: load<R>(unit, row, out) gives R rows of `kGroups` groups of 16 values.
+// ---- weight sources: load<R>(unit, row, out) gives R rows of `kGroups` groups of 16 values. For more than `kDirectBlocks`
+// blocks of activation rows a panel pays: decoding costs more than reading again.
 
 template <class V>
 struct Nvfp4Source {
   static constexpr int kGroups = 2;
+  static constexpr int kDirectBlocks = 1;
   const uint8_t* codes;
   const uint8_t* scales;
   const float* e4m3;
@@ -49,6 +52,7 @@ inline V load_as(const void* data, int64_t at) {
 template <class V, DenseType T>
 struct DenseSource {
   static constexpr int kGroups = 1;
+  static constexpr int kDirectBlocks = 2;
   const void* data;
   int64_t k, first, last_row;
   int64_t groups;  // whole ones
@@ -138,30 +142,30 @@ inline void multiply_tail(const DenseSource<V, T>& w, int row, const float* cons
 // ---- few activation rows
 
 template <class V, int M, class Source>
-void direct_tile(const Source& w, const Output& out, const Activations& a) {
+void direct_rows(const Source& w, const Output& out, const float* const* x, float* const* y) {
   constexpr int R = V::direct_rows(M);
   for (int row = 0; row < kTileRows && out.n0 + row < out.n; row += R) {
     V sums[M][R];
     for (int m = 0; m < M; ++m)
       for (int r = 0; r < R; ++r) sums[m][r] = V::zero();
-    multiply<V, R, M>(w, row, 0, w.groups / Source::kGroups, a.x, sums);
-    multiply_tail<V, R, M>(w, row, a.x, sums);
-    finish<V, R, M>(out, row, sums, a.y);
+    multiply<V, R, M>(w, row, 0, w.groups / Source::kGroups, x, sums);
+    multiply_tail<V, R, M>(w, row, x, sums);
+    finish<V, R, M>(out, row, sums, y);
   }
 }
 
-template <class V, class Source, int M = V::kDirectRows>
-void direct(const Source& w, const Output& out, const Activations& a) {
+// The same for m <= kBlockX activation rows.
+template <class V, class Source, int M = V::kBlockX>
+void direct(const Source& w, const Output& out, const float* const* x, float* const* y, int m) {
   if constexpr (M > 1) {
-    if (a.count < M) return direct<V, Source, M - 1>(w, out, a);
+    if (m < M) return direct<V, Source, M - 1>(w, out, x, y, m);
   }
-  direct_tile<V, M>(w, out, a);
+  direct_rows<V, M>(w, out, x, y);
 }
 
 // ---- many activation rows
 
-constexpr int64_t kPanelGroups = 64;             // 1024 k
-constexpr int64_t kCachedActivations = 10 << 10;  // values that stay in the first-level cache beside the weights
+constexpr int64_t kPanelGroups = 64;  // 1024 k
 
 template <class V>
 struct Panel {
@@ -202,8 +206,8 @@ inline void panel_block(const Source& w, const Output& out, int row, int64_t gro
     for (int r = 0; r < R; ++r) sums[m][r].store(panel.sums[m0 + m][r]);
 }
 
-// The same for m <= kTileX activation rows.
-template <class V, class Source, int M = V::kTileX>
+// The same for m <= kBlockX activation rows.
+template <class V, class Source, int M = V::kBlockX>
 inline void panel_rows(const Source& w, const Output& out, int row, int64_t group, int64_t groups, int m0, int m,
                        const Activations& a, Panel<V>& panel) {
   if constexpr (M > 1) {
@@ -213,9 +217,8 @@ inline void panel_rows(const Source& w, const Output& out, int row, int64_t grou
 }
 
 template <class V, class Source>
-void tiled(const Source& w, const Output& out, const Activations& a, Panel<V>& panel) {
+void tiled(const Source& w, const Output& out, const Activations& a, int blocks, Panel<V>& panel) {
   constexpr int G = Source::kGroups;
-  const int blocks = (a.count + V::kTileX - 1) / V::kTileX;  // of nearly equal size
   for (int row = 0; row < kTileRows && out.n0 + row < out.n; row += V::kTileW) {
     int64_t group = 0;
     do {
@@ -235,17 +238,18 @@ void tiled(const Source& w, const Output& out, const Activations& a, Panel<V>& p
 template <class V, class Source, class Weight>
 void run(const Weight& w, const float* global, const Activations& a, int64_t first, int64_t last) {
   if (a.count == 0) return;
-  const int64_t groups = Source(w, first).groups;
-  const bool in_cache = a.count * groups * kLanes <= kCachedActivations;
-  const bool few = a.count <= V::kTileX || (a.count <= V::kDirectRows && in_cache);
+  const int blocks = (a.count + V::kBlockX - 1) / V::kBlockX;  // of nearly equal size
   Panel<V> panel;
   for (int64_t tile = first; tile < last; ++tile) {
     const Source source(w, tile);
     const Output out{tile * kTileRows, w.n, global};
-    if (few) {
-      direct<V>(source, out, a);
-    } else {
-      tiled<V>(source, out, a, panel);
+    if (blocks > Source::kDirectBlocks) {
+      tiled<V>(source, out, a, blocks, panel);
+      continue;
+    }
+    for (int b = 0; b < blocks; ++b) {
+      const int m0 = a.count * b / blocks, m1 = a.count * (b + 1) / blocks;
+      direct<V>(source, out, a.x + m0, a.y + m0, m1 - m0);
     }
   }
 }

@@ -10,9 +10,8 @@ namespace {
 struct Generic {
   float v[kLanes];
 
-  static constexpr int kDirectRows = 2;
+  static constexpr int kBlockX = 2;
   static constexpr int direct_rows(int) { return 1; }
-  static constexpr int kTileX = 2;
   static constexpr int kTileW = 2;
 
   template <class F>
