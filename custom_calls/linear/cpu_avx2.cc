@@ -27,8 +27,8 @@ struct Avx2 {
     alignas(32) float values[kLanes] = {};
     for (int i = 0; i < count; ++i) {
       if constexpr (T == DenseType::kF32) values[i] = static_cast<const float*>(data)[at + i];
-      if constexpr (T == DenseType::kF16) values[i] = from_f16(static_cast<const uint16_t*>(data)[at + i]);
-      if constexpr (T == DenseType::kBF16) values[i] = from_bf16(static_cast<const uint16_t*>(data)[at + i]);
+      if constexpr (T == DenseType::kF16) values[i] = f32_of_f16(static_cast<const uint16_t*>(data)[at + i]);
+      if constexpr (T == DenseType::kBF16) values[i] = f32_of_bf16(static_cast<const uint16_t*>(data)[at + i]);
     }
     return load(values);
   }

@@ -28,18 +28,18 @@ struct Generic {
     return each([p](int i) { return p[i]; });
   }
   static Generic load_f16(const uint16_t* p) {
-    return each([p](int i) { return from_f16(p[i]); });
+    return each([p](int i) { return f32_of_f16(p[i]); });
   }
   static Generic load_bf16(const uint16_t* p) {
-    return each([p](int i) { return from_bf16(p[i]); });
+    return each([p](int i) { return f32_of_bf16(p[i]); });
   }
   template <DenseType T>
   static Generic load_first(const void* data, int64_t at, int count) {
     return each([=](int i) {
       if (i >= count) return 0.0f;
       if constexpr (T == DenseType::kF32) return static_cast<const float*>(data)[at + i];
-      if constexpr (T == DenseType::kF16) return from_f16(static_cast<const uint16_t*>(data)[at + i]);
-      if constexpr (T == DenseType::kBF16) return from_bf16(static_cast<const uint16_t*>(data)[at + i]);
+      if constexpr (T == DenseType::kF16) return f32_of_f16(static_cast<const uint16_t*>(data)[at + i]);
+      if constexpr (T == DenseType::kBF16) return f32_of_bf16(static_cast<const uint16_t*>(data)[at + i]);
     });
   }
   void store(float* p) const {
