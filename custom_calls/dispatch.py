@@ -114,7 +114,7 @@ def choose(
 
 
 def _first_accepting(descriptor: Any, candidates: Sequence[Candidate], target: Target) -> Route:
-    declined = []
+    declined: list[tuple[str, str]] = []
     for candidate in candidates:
         reason = candidate.decline(descriptor, target)
         if reason is None:

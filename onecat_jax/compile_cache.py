@@ -18,7 +18,7 @@ def enable_compile_cache() -> Path:
     A directory that the user configured in JAX stays. Every program is kept, however fast it compiled: JAX's own threshold of
     one second would leave out most of a small model's.
     """
-    configured = jax.config.jax_compilation_cache_dir
+    configured = jax.config.values["jax_compilation_cache_dir"]
     directory = Path(configured) if configured else default_directory()
     if not configured:
         jax.config.update("jax_compilation_cache_dir", str(directory))

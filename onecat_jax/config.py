@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from onecat_jax.errors import EngineError
 
@@ -51,7 +51,7 @@ class EngineConfig:
     speculative_config: Mapping[str, Any] | None = None
     seed: int = 0
     strict: bool = False
-    backend: str = "auto"
+    backend: Literal["auto", "plain"] = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _DTYPE_NAMES.get(self.dtype, self.dtype))

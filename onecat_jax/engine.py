@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
+from jax import Array
 
 from onecat_jax.buckets import Buckets
 from onecat_jax.errors import EngineError
@@ -122,18 +123,18 @@ class Engine:
         tokens = np.zeros((1, self.buckets.tokens_for(count)), np.int32)
         tokens[0, :count] = request.prompt[start : start + count]
         return StepBatch(
-            tokens=tokens,
-            start=np.array([start], np.int32),
-            count=np.array([count], np.int32),
-            slots=np.array([request.slot], np.int32),
+            tokens=operand(tokens),
+            start=operand([start]),
+            count=operand([count]),
+            slots=operand([request.slot]),
             table=self._tables([request], 1),
         )
 
-    def _tables(self, requests: Sequence[Request], rows: int) -> np.ndarray:
+    def _tables(self, requests: Sequence[Request], rows: int) -> Array:
         table = np.zeros((rows, self.table_width), np.int32)
         for row, request in enumerate(requests):
             table[row, : len(request.pages)] = request.pages
-        return table
+        return operand(table)
 
     # Decode
 
@@ -164,17 +165,15 @@ class Engine:
         return max(1, min(longest, limit))
 
     def _launch(self, running: list[Request], rows: int, k: int | None, steps: int) -> Launch:
-        def column(values: list[int]) -> np.ndarray:
-            return np.array(values + [0] * (rows - len(running)), np.int32)
+        def column(values: list[int], padding: int = 0) -> Array:
+            return operand(values + [padding] * (rows - len(running)))
 
-        status = np.full(rows, STOPPED, np.int32)
-        status[: len(running)] = RUNNING
         operands = (
             DecodeRows(
                 token=column([r.next_input for r in running]),
                 position=column([r.position for r in running]),
                 budget=column([r.budget for r in running]),
-                status=status,
+                status=column([RUNNING for _ in running], STOPPED),
                 slots=column([r.slot for r in running]),
                 table=self._tables(running, rows),
             ),
@@ -242,8 +241,13 @@ class Engine:
 
     def _padding_batch(self, size: int) -> StepBatch:
         """A prefill of nothing."""
-        zero = np.zeros(1, np.int32)
-        return StepBatch(np.zeros((1, size), np.int32), zero, zero, zero, self._tables([], 1))
+        zero = operand([0])
+        return StepBatch(operand([[0] * size]), zero, zero, zero, self._tables([], 1))
+
+
+def operand(values: Any) -> Array:
+    """Host integers for a program: NumPy, typed as the device array that the call makes of it."""
+    return cast(Array, np.asarray(values, np.int32))
 
 
 def _host_scores(scores: TokenScores, count: int, k: int) -> list[Score]:

@@ -87,7 +87,7 @@ class LLM:
           RequestError: a prompt or a setting can't be served; nothing has run then.
           EngineError: a launch failed on the device.
         """
-        listed: Sequence[Any] = [prompts] if is_single(prompts) else prompts  # type: ignore[list-item, assignment]
+        listed: Sequence[Any] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment]
         params = self._params_for(listed, sampling_params)
         jobs = [
             self._job(as_prompt(prompt, self.tokenizer), own)

@@ -51,7 +51,7 @@ def load_model(
     Raises:
       CheckpointError: a tensor is missing, unknown, misshapen or of an unknown format.
     """
-    policy = Policy(backend=config.backend, strict=config.strict)  # type: ignore[arg-type]
+    policy = Policy(backend=config.backend, strict=config.strict)
     target = policy.resolved_target()
     dtype, loops = resolve_dtype(config, target), choose_loops(config, target)
     tensors = load_tensors(checkpoint, tensor_specs(model))

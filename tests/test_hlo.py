@@ -25,7 +25,7 @@ def results(hlo: str):
     inside = False
     for line in hlo.splitlines():
         if line and not line.startswith(" "):
-            inside = line.startswith("%fused") or line.startswith("%wrapped")
+            inside = line.startswith(("%fused", "%wrapped"))
         match = _RESULT.match(line)
         if match and not inside:
             dtype, dims, operation = match.groups()

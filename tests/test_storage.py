@@ -1,7 +1,7 @@
 """Smaller storage and compute types change likelihoods by no more than their precision allows.
 
-Oracle: the float32 engine on the same text. A wrong scale, a missing saturation or a swapped format moves the likelihood by tens
-of percent; rounding moves it by what is stated per case.
+Oracle: the float32 engine on the same text. A wrong scale, a missing saturation or a swapped format moves the likelihood by
+tens of percent; rounding moves it by what is stated per case.
 """
 
 import json

@@ -100,17 +100,18 @@ def _recur_cpu(
     weights: GDNWeights,
     layer: Layer,
 ) -> Recurred:
-    out = jax.ShapeDtypeStruct((*qkv.shape[:2], *states.shape[1:3]), jnp.float32)
+    shape = jax.ShapeDtypeStruct((*qkv.shape[:2], *states.shape[1:3]), jnp.float32)
     call = jax.ffi.ffi_call(
         _ROWS_CPU,
-        (out, _like(states), _like(windows)),
+        (shape, _like(states), _like(windows)),
         input_output_aliases={9: 1, 10: 2},
         vmap_method="sequential",
     )
     small = (weights.conv, weights.a_log, weights.dt_bias, jnp.asarray(layer.index, jnp.int32))
     where = (rows.slots, rows.start, rows.count)
     operands = (qkv.astype(jnp.float32), gates, *small, *where, states, windows)
-    return tuple(call(*operands, mul=np.int32(layer.mul), add=np.int32(layer.add)))
+    out, states, windows = call(*operands, mul=np.int32(layer.mul), add=np.int32(layer.add))
+    return out, states, windows
 
 
 def _like(x: Array) -> jax.ShapeDtypeStruct:

@@ -1,7 +1,7 @@
 """Host tensors of a checkpoint -> one device weight per layer kind."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ from onecat_jax.custom_calls.linear.weights import (
     NVFP4Tensor,
 )
 
-Layers = Sequence[Sequence[DenseTensor | NVFP4Tensor]]
+Tensor = TypeVar("Tensor")
+Rows = Sequence[Sequence[Tensor]]
+Layers = Rows[DenseTensor | NVFP4Tensor]
 _E4M3_NAN = 0x7F  # and everything above it is negative
 
 
@@ -41,9 +43,9 @@ def build_linear(layers: Layers, *, route: LinearRoute, dtype: Any) -> Linear:
     """
     kinds = {type(tensor) for row in layers for tensor in row}
     if kinds == {DenseTensor}:
-        return _build_dense(layers, route, dtype)
+        return _build_dense(cast(Rows[DenseTensor], layers), route, dtype)
     if kinds == {NVFP4Tensor}:
-        return _build_nvfp4(layers, route, dtype)
+        return _build_nvfp4(cast(Rows[NVFP4Tensor], layers), route, dtype)
     names = sorted(kind.__name__ for kind in kinds) or ["nothing"]
     raise ValueError(f"a stack needs weights of one kind, found {' and '.join(names)}")
 
@@ -62,7 +64,7 @@ def _fused_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
     return sum(shape[0] for shape in shapes), ks.pop()
 
 
-def _build_dense(layers: Layers, route: LinearRoute, dtype: Any) -> Dense:
+def _build_dense(layers: Rows[DenseTensor], route: LinearRoute, dtype: Any) -> Dense:
     n, k = _one_shape([_fused_shape([t.weight.shape for t in row]) for row in layers])
     route.plan(LinearDescriptor("dense", n, k, dtype))
     matrices = (np.concatenate([t.weight for t in row]) for row in layers)
@@ -74,7 +76,7 @@ def _build_dense(layers: Layers, route: LinearRoute, dtype: Any) -> Dense:
     return Dense(jax.device_put(stack))
 
 
-def _build_nvfp4(layers: Layers, route: LinearRoute, dtype: Any) -> NVFP4:
+def _build_nvfp4(layers: Rows[NVFP4Tensor], route: LinearRoute, dtype: Any) -> NVFP4:
     shapes = [_fused_shape([_check(t) for t in row]) for row in layers]
     n, k = _one_shape(shapes)
     layout = LAYOUT_OF_ROUTE[route.plan(LinearDescriptor("nvfp4", n, k, dtype)).name]

@@ -10,7 +10,13 @@ from jax import Array
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.reference import dot, linear_reference, pick
-from onecat_jax.custom_calls.linear.routes import LAYOUT_OF_ROUTE, LIBRARY, LinearDescriptor, plan
+from onecat_jax.custom_calls.linear.routes import (
+    LAYOUT_OF_ROUTE,
+    LIBRARY,
+    LinearDescriptor,
+    WeightKind,
+    plan,
+)
 from onecat_jax.custom_calls.linear.weights import NVFP4, Dense, Layer, Linear
 
 MAX_SMALL_ROWS = (
@@ -61,7 +67,7 @@ def linear(
 
 
 def _route(x: Array, w: Linear, policy: Policy) -> str:
-    kind = "nvfp4" if isinstance(w, NVFP4) else "dense"
+    kind: WeightKind = "nvfp4" if isinstance(w, NVFP4) else "dense"
     route = plan(LinearDescriptor(kind, w.n, w.k, x.dtype), policy)
     if isinstance(w, NVFP4) and w.layout != LAYOUT_OF_ROUTE[route.name]:
         raise ValueError(

@@ -19,12 +19,14 @@ LAYOUT_OF_ROUTE = {
 LIBRARY = "library dot"
 ROUTE_OF_LAYOUT = {layout: route for route, layout in LAYOUT_OF_ROUTE.items()}
 
+WeightKind = Literal["nvfp4", "dense"]
+
 
 @dataclass(frozen=True)
 class LinearDescriptor:
     """What a route has to know about a linear. Shapes are local ones (of one device)."""
 
-    weight: Literal["nvfp4", "dense"]
+    weight: WeightKind
     n: int
     k: int
     dtype: Any  # of the activations; of the weights too where they are dense

@@ -82,7 +82,8 @@ def write_tokens(
     call = jax.ffi.ffi_call(
         _WRITE_CPU, caches, input_output_aliases={0: 0, 1: 1}, vmap_method="sequential"
     )
-    return tuple(call(k_pages, v_pages, k, v, *_where(rows, first_page)))
+    keys, values = call(k_pages, v_pages, k, v, *_where(rows, first_page))
+    return keys, values
 
 
 def attend(

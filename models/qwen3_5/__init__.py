@@ -2,7 +2,8 @@
 
 from onecat_jax.models.qwen3_5.build import build_params
 from onecat_jax.models.qwen3_5.config import ModelConfig
-from onecat_jax.models.qwen3_5.forward import ForwardOptions, StepBatch, forward, logits
+from onecat_jax.models.qwen3_5.forward import StepBatch, forward, logits
+from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.params import tensor_specs
 from onecat_jax.models.qwen3_5.weights import Params
 

@@ -5,11 +5,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from onecat_jax.custom_calls import paged_attention
-from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import Layer, linear
 from onecat_jax.custom_calls.paged_attention import AttentionRows
-from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.qwen3_5.layers import pick, rms_norm, rotate
+from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import AttentionStack
 from onecat_jax.state import PagedKV
 
@@ -22,10 +21,7 @@ def attention(
     cache_layer: Array | int,
     rows: AttentionRows,
     rotary: tuple[Array, Array],
-    *,
-    config: ModelConfig,
-    dtype: jnp.dtype,
-    policy: Policy,
+    options: ForwardOptions,
 ) -> tuple[Array, PagedKV]:
     """One gated attention mixer.
 
@@ -35,19 +31,21 @@ def attention(
       kv: cache of all layers; this layer's pages start at cache_layer * kv.pages.
       rows: positions of the new rows and their pages.
       rotary: cos and sin [B, T, R/2].
+      options: static.
 
     Returns:
       the float32 update [B, T, E] (zero for padding rows) and the cache with the new keys and values.
     """
+    config, dtype, policy = options.config, options.compute_dtype, options.policy
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    h = rms_norm(x, pick(stack.input_norm, layer), config.rms_norm_eps).astype(dtype)
+    h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
     qkv = linear(h, stack.qkv_proj, layer, policy=policy)
     q_gate, k, v = jnp.split(qkv, [2 * heads * dim, (2 * heads + kv_heads) * dim], axis=-1)
     q_gate = q_gate.reshape(*x.shape[:2], heads, 2, dim)
     q, gate = q_gate[..., 0, :], q_gate[..., 1, :]
     k, v = (a.reshape(*x.shape[:2], kv_heads, dim) for a in (k, v))
-    q = rotate(rms_norm(q, pick(stack.q_norm, layer), config.rms_norm_eps), *rotary).astype(dtype)
-    k = rotate(rms_norm(k, pick(stack.k_norm, layer), config.rms_norm_eps), *rotary).astype(dtype)
+    q = rotate(rms_norm(q, pick(stack.q_norm, layer), options.eps), *rotary).astype(dtype)
+    k = rotate(rms_norm(k, pick(stack.k_norm, layer), options.eps), *rotary).astype(dtype)
     first = cache_layer * kv.pages
     keys, values = paged_attention.write_tokens(kv.k, kv.v, k, v, rows, first, policy=policy)
     out = paged_attention.attend(q, keys, values, rows, first, scale=dim**-0.5, policy=policy)

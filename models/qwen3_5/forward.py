@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.dispatch import Policy
+from onecat_jax.custom_calls.gdn import GDNRows
 from onecat_jax.custom_calls.linear import Dense, Layer, linear
 from onecat_jax.custom_calls.paged_attention import AttentionRows
 from onecat_jax.custom_calls.rows import LiveRows
 from onecat_jax.models.qwen3_5.attention import attention
-from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
-from onecat_jax.models.qwen3_5.gdn import GDNRows, gdn_mixer
+from onecat_jax.models.qwen3_5.config import LayerKind
+from onecat_jax.models.qwen3_5.gdn import gdn_mixer
 from onecat_jax.models.qwen3_5.layers import mlp, rms_norm, rotary_angles
+from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import Params, Segment
 from onecat_jax.state import CacheState
 
@@ -34,15 +35,6 @@ class StepBatch:
     count: Array  # [B] int32 real rows, 0..T
     slots: Array  # [B] int32 GDN slot
     table: Array  # [B, P] int32 page ids
-
-
-@dataclass(frozen=True)
-class ForwardOptions:
-    """Static choices of a forward pass."""
-
-    config: ModelConfig
-    dtype: str  # compute dtype of activations: "float32", "float16" or "bfloat16"
-    policy: Policy
 
 
 @dataclass(frozen=True)
@@ -67,35 +59,19 @@ def _mix(
     ctx: _Context, segment: Segment, kind: LayerKind, layer: Layer, x: Array, state: CacheState
 ) -> tuple[Array, CacheState]:
     """The mixer of one layer; `layer` counts layers of its kind in the segment."""
-    options, batch = ctx.options, ctx.batch
-    common = {"config": options.config, "dtype": jnp.dtype(options.dtype), "policy": options.policy}
     at = layer.index * layer.mul + layer.add
     if kind == "linear_attention":
-        slots = (segment.first_gdn + at) * state.gdn.slots + batch.slots
-        rows = GDNRows(slots, batch.start, batch.count, ctx.rows.live)
-        update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, **common)
+        assert segment.gdn is not None, "a segment with GDN layers holds their weights"
+        slots = (segment.first_gdn + at) * state.gdn.slots + ctx.batch.slots
+        rows = GDNRows(slots, ctx.batch.start, ctx.batch.count, ctx.rows.live)
+        update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, ctx.options)
         return x + update, CacheState(state.kv, gdn)
+    assert segment.attention is not None, "a segment with attention layers holds their weights"
     cache_layer = segment.first_attention + at
     update, kv = attention(
-        segment.attention, layer, x, state.kv, cache_layer, ctx.rows, ctx.rotary, **common
+        segment.attention, layer, x, state.kv, cache_layer, ctx.rows, ctx.rotary, ctx.options
     )
     return x + update, CacheState(kv, state.gdn)
-
-
-def _layer(
-    ctx: _Context,
-    segment: Segment,
-    kind: LayerKind,
-    layer: Layer,
-    place: Layer,
-    x: Array,
-    state: CacheState,
-) -> tuple[Array, CacheState]:
-    """Mixer and feed-forward of one layer; `place` counts all layers of the segment."""
-    options = ctx.options
-    x, state = _mix(ctx, segment, kind, layer, x, state)
-    eps, dtype = options.config.rms_norm_eps, jnp.dtype(options.dtype)
-    return x + mlp(segment.mlp, place, x, eps=eps, dtype=dtype, policy=options.policy), state
 
 
 def _superblock(
@@ -107,7 +83,7 @@ def _superblock(
     for kind, run in groupby(pattern):
         length, each = len(list(run)), pattern.count(kind)
         layer, place = Layer(index, each, seen[kind]), Layer(index, len(pattern), first)
-        x, state = _run(ctx, segment, kind, length, (layer, place), x, state)
+        x, state = _run(ctx, segment, kind, length, layer, place, x, state)
         seen[kind] += length
         first += length
     return x, state
@@ -118,14 +94,16 @@ def _run(
     segment: Segment,
     kind: LayerKind,
     length: int,
-    at: tuple[Layer, Layer],
+    layer: Layer,
+    place: Layer,
     x: Array,
     state: CacheState,
 ) -> tuple[Array, CacheState]:
-    """`length` neighbours of one kind, the first of them at the given places."""
+    """`length` neighbours of one kind: the first is `layer` of its kind and `place` of all layers."""
 
     def one(j: Array | int, carry: tuple[Array, CacheState]) -> tuple[Array, CacheState]:
-        return _layer(ctx, segment, kind, *(_shifted(place, j) for place in at), *carry)
+        x, state = _mix(ctx, segment, kind, _shifted(layer, j), *carry)
+        return x + mlp(segment.mlp, _shifted(place, j), x, ctx.options), state
 
     if segment.loops == "layers" and length > 1:
         return lax.fori_loop(0, length, one, (x, state))

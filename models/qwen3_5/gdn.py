@@ -5,11 +5,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from onecat_jax.custom_calls import gdn
-from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.gdn import GDNRows
 from onecat_jax.custom_calls.linear import Layer, linear
-from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.qwen3_5.layers import pick, rms_norm
+from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import GDNStack
 from onecat_jax.state import GDNCache
 
@@ -25,10 +24,7 @@ def gdn_mixer(
     x: Array,
     cache: GDNCache,
     rows: GDNRows,
-    *,
-    config: ModelConfig,
-    dtype: jnp.dtype,
-    policy: Policy,
+    options: ForwardOptions,
 ) -> tuple[Array, GDNCache]:
     """One GDN mixer.
 
@@ -37,17 +33,19 @@ def gdn_mixer(
       x: [B, T, E] float32 residual.
       cache: states of all layers.
       rows: slots, positions and counts.
+      options: static.
 
     Returns:
       the float32 update [B, T, E] (zero for padding rows) and the cache after `count` rows.
     """
-    h = rms_norm(x, pick(stack.input_norm, layer), config.rms_norm_eps).astype(dtype)
+    config, dtype, policy = options.config, options.compute_dtype, options.policy
+    h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
     qkv, z = jnp.split(linear(h, stack.in_proj, layer, policy=policy), [config.conv_dim], axis=-1)
     gates = linear(h, stack.gate_proj, layer, out_dtype=jnp.float32, policy=policy)
     weights = gdn.GDNWeights(stack.conv, stack.a_log, stack.dt_bias)
     caches = (cache.state, cache.window)
     o, state, window = gdn.recur(qkv, gates, *caches, rows, weights, layer, policy=policy)
-    y = _gated_norm(o, z.reshape(o.shape), pick(stack.out_norm, layer), config.rms_norm_eps)
+    y = _gated_norm(o, z.reshape(o.shape), pick(stack.out_norm, layer), options.eps)
     y = y.reshape(*x.shape[:2], config.value_dim).astype(dtype)
     update = linear(y, stack.out_proj, layer, out_dtype=jnp.float32, policy=policy)
     return update, GDNCache(state, window, cache.slots)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import Layer, linear
+from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import MLPStack
 
 
@@ -38,11 +38,10 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
 
 
-def mlp(
-    stack: MLPStack, layer: Layer, x: Array, *, eps: float, dtype: jnp.dtype, policy: Policy
-) -> Array:
+def mlp(stack: MLPStack, layer: Layer, x: Array, options: ForwardOptions) -> Array:
     """SwiGLU block of the float32 residual x [B, T, E]; returns the float32 update."""
-    h = rms_norm(x, pick(stack.input_norm, layer), eps).astype(dtype)
+    dtype, policy = options.compute_dtype, options.policy
+    h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
     gate, up = jnp.split(linear(h, stack.gate_up_proj, layer, policy=policy), 2, axis=-1)
     h = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(dtype)
     return linear(h, stack.down_proj, layer, out_dtype=jnp.float32, policy=policy)
