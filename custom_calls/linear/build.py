@@ -1,7 +1,7 @@
 """Host tensors of a checkpoint -> one device weight per layer kind."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,13 +41,14 @@ def build_linear(layers: Layers, *, route: LinearRoute, dtype: Any) -> Linear:
       ValueError: mixed kinds, shapes that differ between layers or contradict each other, scales that aren't a
         non-negative E4M3 number, a global scale that isn't positive and finite.
     """
-    kinds = {type(tensor) for row in layers for tensor in row}
-    if kinds == {DenseTensor}:
-        return _build_dense(cast(Rows[DenseTensor], layers), route, dtype)
-    if kinds == {NVFP4Tensor}:
-        return _build_nvfp4(cast(Rows[NVFP4Tensor], layers), route, dtype)
-    names = sorted(kind.__name__ for kind in kinds) or ["nothing"]
-    raise ValueError(f"a stack needs weights of one kind, found {' and '.join(names)}")
+    dense = [[t for t in row if isinstance(t, DenseTensor)] for row in layers]
+    nvfp4 = [[t for t in row if isinstance(t, NVFP4Tensor)] for row in layers]
+    if any(dense) and not any(nvfp4):
+        return _build_dense(dense, route, dtype)
+    if any(nvfp4) and not any(dense):
+        return _build_nvfp4(nvfp4, route, dtype)
+    found = "DenseTensor and NVFP4Tensor" if any(dense) else "nothing"
+    raise ValueError(f"a stack needs weights of one kind, found {found}")
 
 
 def _one_shape(shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
