@@ -24,7 +24,7 @@ struct Pass {
   alignas(64) float p[kQueries][kTile];
 };
 
-// Rows of up to kPanel keys or values from position `first` on; float32 ones are read where they are.
+// Rows of up to kPanel keys or values.
 struct Panel {
   const float* row[kPanel];
   alignas(64) float expanded[kPanel][kMaxDim];
@@ -35,29 +35,52 @@ void expand(const void* data, int64_t at, int64_t dim, float* out) {
   for (int64_t i = 0; i < dim; i += kLanes) load_as<V, T>(data, at + i).store(out + i);
 }
 
+// Asks for the row that will be read one panel later.
+inline void prefetch(const char* row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+// Where the rows of one kv head lie.
+struct Head {
+  const Shape& s;
+  const Row& row;
+  const void* cache;
+  int64_t kv_head;
+
+  int64_t at(int64_t position) const {
+    const int64_t page = row.table[position / s.page_size];
+    return ((page * s.page_size + position % s.page_size) * s.kv_heads + kv_head) * s.dim;
+  }
+};
+
 template <class V, Storage T>
-void fill(const Shape& s, const Row& row, const void* cache, int64_t kv_head, int64_t first, int count, Panel& panel) {
+void fill(const Head& head, int64_t first, int count, int64_t last, bool copy, Panel& panel) {
+  constexpr int64_t kSize = bytes_of(T);
+  const int64_t dim = head.s.dim;
   for (int i = 0; i < count; ++i) {
-    const int64_t position = first + i, page = row.table[position / s.page_size];
-    const int64_t at = ((page * s.page_size + position % s.page_size) * s.kv_heads + kv_head) * s.dim;
-    if constexpr (T == Storage::kF32) {
-      panel.row[i] = static_cast<const float*>(cache) + at;
-    } else {
-      expand<V, T>(cache, at, s.dim, panel.expanded[i]);
-      panel.row[i] = panel.expanded[i];
+    const int64_t at = head.at(first + i);
+    if (T == Storage::kF32 && !copy) {
+      panel.row[i] = static_cast<const float*>(head.cache) + at;
+      continue;
     }
+    if (first + i + kPanel < last)
+      prefetch(static_cast<const char*>(head.cache) + head.at(first + i + kPanel) * kSize, dim * kSize);
+    expand<V, T>(head.cache, at, dim, panel.expanded[i]);
+    panel.row[i] = panel.expanded[i];
   }
   for (int i = count; i < kPanel; ++i) panel.row[i] = panel.row[count - 1];  // computed with, never used
 }
 
+// Rows from position `first` on; the pass ends before position `last`. Float32 rows are read where they are unless many
+// queries read them: rows of one head are far apart and would push each other out of the first-level cache.
 template <class V>
-void fill(const Shape& s, const Row& row, const void* cache, int64_t kv_head, int64_t first, int count, Panel& panel) {
-  switch (s.cache) {
-    case Storage::kF32: return fill<V, Storage::kF32>(s, row, cache, kv_head, first, count, panel);
-    case Storage::kF16: return fill<V, Storage::kF16>(s, row, cache, kv_head, first, count, panel);
-    case Storage::kBF16: return fill<V, Storage::kBF16>(s, row, cache, kv_head, first, count, panel);
-    case Storage::kE4M3: return fill<V, Storage::kE4M3>(s, row, cache, kv_head, first, count, panel);
-    case Storage::kE5M2: return fill<V, Storage::kE5M2>(s, row, cache, kv_head, first, count, panel);
+void fill(const Head& head, int64_t first, int count, int64_t last, bool copy, Panel& panel) {
+  switch (head.s.cache) {
+    case Storage::kF32: return fill<V, Storage::kF32>(head, first, count, last, copy, panel);
+    case Storage::kF16: return fill<V, Storage::kF16>(head, first, count, last, copy, panel);
+    case Storage::kBF16: return fill<V, Storage::kBF16>(head, first, count, last, copy, panel);
+    case Storage::kE4M3: return fill<V, Storage::kE4M3>(head, first, count, last, copy, panel);
+    case Storage::kE5M2: return fill<V, Storage::kE5M2>(head, first, count, last, copy, panel);
   }
 }
 
@@ -189,10 +212,13 @@ inline void in_blocks(int n, int last, const F& f) {
 }
 
 template <class V>
-void add_tile(const Shape& s, const Row& row, int64_t kv_head, int64_t position, int64_t keys, Pass& pass, Panel& panel) {
+void add_tile(const Head& k, const Head& v, int64_t position, int64_t last, Pass& pass, Panel& panel) {
+  const Shape& s = k.s;
+  const int64_t keys = least(last - position, kTile);
+  const bool copy = pass.count > V::kRows;
   for (int column = 0; column < keys; column += kPanel) {
     const int count = static_cast<int>(least(keys - column, kPanel));
-    fill<V>(s, row, row.k, kv_head, position + column, count, panel);
+    fill<V>(k, position + column, count, last, copy, panel);
     in_blocks<V::kRows>(0, pass.count, [&](auto rows, int n) {
       multiply_keys<V, decltype(rows)::value>(pass, n, panel, count, s.dim, column);
     });
@@ -203,7 +229,7 @@ void add_tile(const Shape& s, const Row& row, int64_t kv_head, int64_t position,
   }
   for (int column = 0; column < keys; column += kPanel) {
     const int count = static_cast<int>(least(keys - column, kPanel));
-    fill<V>(s, row, row.v, kv_head, position + column, count, panel);
+    fill<V>(v, position + column, count, last, copy, panel);
     in_blocks<V::kRows>(0, pass.count, [&](auto rows, int n) {
       multiply_values<V, decltype(rows)::value>(s, pass, n, panel, position + column, count, column);
     });
@@ -226,6 +252,7 @@ void run(const Shape& s, const Row& row, int64_t kv_head) {
   alignas(64) float queries[kQueries * kMaxDim];
   Pass pass;
   Panel panel;
+  const Head k{s, row, row.k, kv_head}, v{s, row, row.v, kv_head};
   const int64_t group = s.heads / s.kv_heads, together = kQueries / group;
   for (int64_t first = 0; first < row.count; first += together) {
     const int64_t last = least(first + together, row.count), seen = row.start + last;
@@ -242,8 +269,7 @@ void run(const Shape& s, const Row& row, int64_t kv_head) {
         for (int64_t i = 0; i < s.dim; i += kLanes) V::all(0.0f).store(row.out + at + i);
       }
     }
-    for (int64_t position = 0; position < seen; position += kTile)
-      add_tile<V>(s, row, kv_head, position, least(seen - position, kTile), pass, panel);
+    for (int64_t position = 0; position < seen; position += kTile) add_tile<V>(k, v, position, seen, pass, panel);
     for (int n = 0; n < pass.count; ++n) {
       const V total = V::all(pass.total[n]);
       for (int64_t i = 0; i < s.dim; i += kLanes) V::div(V::load(pass.out[n] + i), total).store(pass.out[n] + i);
