@@ -17,8 +17,7 @@ from onecat_jax.custom_calls.gdn.rows import (
     Recurred,
     recur_plain,
 )
-from onecat_jax.custom_calls.linear import Layer
-from onecat_jax.custom_calls.linear.reference import pick
+from onecat_jax.custom_calls.linear import Layer, pick
 
 CPU = "cpu handler"
 CHUNKS = "library chunks"

@@ -1,4 +1,4 @@
-"""Pure JAX gated delta rule: the oracle of later kernels, and their last route.
+"""Pure JAX gated delta rule: the oracle of the handlers, and the last route.
 
 Equations (per value head, state S [Dv, Dk], Gated DeltaNet, arXiv 2412.06464, as used by Qwen3.5):
 
@@ -91,9 +91,8 @@ def _segment_sums(g: Array) -> Array:
     """
     n = g.shape[-1]
     tri = jnp.tril(jnp.ones((n, n), g.dtype))
-    after = jnp.where(
-        jnp.tril(jnp.ones((n, n), bool), -1), g[..., :, None], 0
-    )  # [..., l, j], l > j
+    below = jnp.tril(jnp.ones((n, n), bool), -1)
+    after = jnp.where(below, g[..., :, None], 0)  # [..., l, j], zero unless l > j
     sums = _einsum("il,...lj->...ij", tri, after)
     return jnp.where(tri > 0, sums, -jnp.inf)
 

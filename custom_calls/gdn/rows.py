@@ -110,7 +110,8 @@ def recur_plain(
         state = jnp.where(row_of(fresh, b), 0.0, row_of(states, slot))
         o, state = form(jax.tree.map(lambda a: row_of(a, b)[None], inputs), state[None])
         windows = put_row(windows, row_of(new_windows, b), slot)
-        return put_row(out, o[0], b), put_row(states, state[0], slot), windows
+        o = jnp.where(row_of(real, b)[:, None, None], o[0], 0.0)
+        return put_row(out, o, b), put_row(states, state[0], slot), windows
 
     out = jnp.zeros(inputs.v.shape, jnp.float32)
     return rows.live.each(row, (out, states, windows))

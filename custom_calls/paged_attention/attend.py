@@ -1,4 +1,4 @@
-"""Paged attention in plain JAX: the oracle of later kernels, and their last route.
+"""Paged attention in plain JAX: the oracle of the handlers, and the last route.
 
 The softmax runs over tiles of keys at absolute positions, row after row, so the work follows each row's live length, never
 the table's width, and a row's reduction order depends on its own position alone. A tile without visible keys changes no bit.
@@ -62,11 +62,9 @@ def _attend_row(
     def tile(i: Array, carry: _Softmax) -> _Softmax:
         ids = lax.dynamic_slice_in_dim(table, i * per_tile, per_tile) + first
         key_at = i * span + jnp.arange(span, dtype=jnp.int32)
-        stale = (key_at >= start + count)[
-            :, None, None
-        ]  # a NaN left there times zero would still be NaN
+        stale = key_at >= start + count  # a NaN left there times zero would still be NaN
         k = read_pages(k_pages, ids, q.dtype)
-        v = jnp.where(stale, 0, read_pages(v_pages, ids, q.dtype))
+        v = jnp.where(stale[:, None, None], 0, read_pages(v_pages, ids, q.dtype))
         visible = (key_at <= query_at[:, None]) & real[:, None]
         return _add_tile(carry, grouped, k, v, visible, scale)
 

@@ -1,0 +1,116 @@
+"""What the attention handlers refuse and which route a call takes. Oracle: the sentence a user reads."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from attention_oracle import random_batch, run, write
+
+from onecat_jax.custom_calls.dispatch import Policy, Target, reset_routes, routes
+from onecat_jax.custom_calls.paged_attention import AttentionDescriptor, plan
+from onecat_jax.errors import EngineError
+
+on_cpu = pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="about the handlers that run on CPU"
+)
+CPU = Target("cpu")
+
+
+def bad(name: str):
+    """A batch with one number spoilt, and what the refusal says."""
+    x = random_batch([20, 40], spare=0)
+    if name == "page too large":
+        x.table[1, 2] = 99
+        return x, r"row 1 has page 99 at place 2, with first page 5 it must lie in 0 \.\. 13"
+    if name == "negative page":
+        x.table[0, 1] = -1
+        return x, "row 0 has page -1 at place 1"
+    if name == "too long":
+        return replace(
+            x, start=x.start + 40
+        ), r"row 0 has tokens 59 \.\. 59, its table holds 0 \.\. 47"
+    if name == "negative start":
+        return replace(x, start=x.start - 100), r"row 0 has tokens -81 \.\. -81"
+    if name == "count":
+        return replace(x, count=x.count + 1), r"row 0 has count 2, must be 0 \.\. 1"
+    return replace(
+        x, first=300
+    ), r"row 0 has page \d+ at place 0, with first page 300 it must lie in 0 \.\. 13"
+
+
+NAMES = ("page too large", "negative page", "too long", "negative start", "count", "first page")
+
+
+@on_cpu
+@pytest.mark.parametrize("name", NAMES)
+def test_bad_numbers_are_refused_by_both_handlers(name):
+    x, message = bad(name)
+    with pytest.raises(Exception, match="attention rows: " + message):
+        run(x)
+    new = np.zeros((2, 1, 2, 64), np.float32)
+    with pytest.raises(Exception, match="key/value rows: " + message):
+        write(x, new, new)
+
+
+@on_cpu
+def test_bad_shapes_are_refused():
+    x = random_batch([20, 40])
+    with pytest.raises(
+        Exception, match=r"new rows are \[2, 1, 4, 32\], must be \[B, T, heads, 64\]"
+    ):
+        run(replace(x, q=x.q[..., :32]))
+    with pytest.raises(Exception, match=r"the table is \[1, 6\], must be \[2, P\]"):
+        run(replace(x, table=x.table[:1]))
+    with pytest.raises(Exception, match=r"both must be \[X, S, J, D\]"):
+        run(replace(x, v_pages=x.v_pages[1:]))
+    new = np.zeros((2, 1, 3, 64), np.float32)
+    with pytest.raises(Exception, match=r"k is \[2, 1, 3, 64\].*must be \[B, T, 2, D\]"):
+        write(x, new, new)
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "route", "reason"),
+    [
+        (CPU, {}, "cpu handler", ""),
+        (Target("gpu", 70), {}, "plain", "it runs on CPU, the target is a GPU"),
+        (CPU, {"rows": 17}, "library tiles", "it takes up to 16 rows, there are 17"),
+        (CPU, {"dim": 72}, "plain", "must be a multiple of 16 up to 256, it is 72"),
+        (
+            CPU,
+            {"heads": 130, "kv_heads": 2},
+            "plain",
+            "up to 64 query heads per kv head, there are 65",
+        ),
+        (CPU, {"cache": "int8"}, "plain", "the cache must be one of float32"),
+        (CPU, {"dtype": "float8_e5m2"}, "plain", "new rows must be float32"),
+    ],
+)
+def test_the_route_says_why_faster_ones_declined(target, change, route, reason):
+    descriptor = replace(AttentionDescriptor(4, 8, 4, 256, "float16", "float8_e4m3fn"), **change)
+    found = plan("attention", descriptor, Policy(target=target))
+    assert found.name == route
+    assert reason in found.explain()
+
+
+def test_strict_refuses_short_rows_without_a_handler_but_not_tiles():
+    policy = Policy(strict=True, target=Target("gpu", 70))
+    descriptor = AttentionDescriptor(64, 8, 4, 256, "float16", "float16")
+    assert plan("attention", descriptor, policy).name == "library tiles"
+    with pytest.raises(
+        EngineError, match="attention has no fast route for 4 float16 rows of 8 over 4"
+    ):
+        plan("attention", replace(descriptor, rows=4), policy)
+
+
+@on_cpu
+def test_the_report_names_both_operators():
+    reset_routes()
+    x = random_batch([33], heads=(2, 1), dim=16, width=3)
+    run(x)
+    new = np.zeros((1, 3, 1, 16), np.float32)
+    write(x, new, new)
+    assert [(r.operator, r.route.name) for r in routes()] == [
+        ("attention", "cpu handler"),
+        ("key/value write", "cpu handler"),
+    ]
