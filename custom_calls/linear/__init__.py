@@ -10,6 +10,7 @@ from onecat_jax.custom_calls.linear.weights import (
     Layer,
     Linear,
     NVFP4Tensor,
+    pick,
 )
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "NVFP4Tensor",
     "build_linear",
     "linear",
+    "pick",
     "plan",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
-from onecat_jax.custom_calls.linear.reference import dot, linear_reference, pick
+from onecat_jax.custom_calls.linear.reference import dot, linear_reference
 from onecat_jax.custom_calls.linear.routes import (
     LAYOUT_OF_ROUTE,
     LIBRARY,
@@ -17,11 +17,10 @@ from onecat_jax.custom_calls.linear.routes import (
     WeightKind,
     plan,
 )
-from onecat_jax.custom_calls.linear.weights import NVFP4, Dense, Layer, Linear
+from onecat_jax.custom_calls.linear.weights import NVFP4, Dense, Layer, Linear, pick
 
-MAX_SMALL_ROWS = (
-    64  # from here on, GPUs expand the weight to float16 and use the library's matrix product
-)
+# For more rows, GPUs expand the weight to float16 and use the library's matrix product.
+MAX_SMALL_ROWS = 64
 
 _NVFP4_CPU = "onecat_nvfp4_linear_cpu_v1"
 _DENSE_CPU = "onecat_dense_linear_cpu_v1"

@@ -82,9 +82,8 @@ def _word(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndar
 def pack_m8n8k4(codes: np.ndarray, scales: np.ndarray) -> Packed:
     c = _nibbles(codes)
     n, k = c.shape
-    c = c.reshape(n // 32, 32, k // 64, 2, 4, 4, 2).transpose(
-        0, 2, 3, 1, 4, 5, 6
-    )  # block unit half row word pair k
+    c = c.reshape(n // 32, 32, k // 64, 2, 4, 4, 2)  # block row unit half word pair k
+    c = c.transpose(0, 2, 3, 1, 4, 5, 6)  # block unit half row word pair k
     w = _word(c[..., 0, :], c[..., 1, :], c[..., 2, :], c[..., 3, :])
     s = scales.reshape(n // 32, 32, k // 64, 4).transpose(0, 2, 1, 3)
     return (
@@ -99,9 +98,8 @@ def pack_m16n8k16(codes: np.ndarray, scales: np.ndarray) -> Packed:
     c = c.reshape(n // 32, 2, 2, 8, k // 64, 4, 4, 2, 2)  # block tile row8 g unit t word pair k
     c = c.transpose(0, 4, 1, 3, 5, 6, 7, 2, 8)  # block unit tile g t word pair row8 k
     w = _word(c[..., 0, 0, :], c[..., 0, 1, :], c[..., 1, 0, :], c[..., 1, 1, :])
-    s = scales.reshape(n // 32, 2, 2, 8, k // 64, 4).transpose(
-        0, 4, 3, 5, 1, 2
-    )  # block unit g t tile row8
+    s = scales.reshape(n // 32, 2, 2, 8, k // 64, 4)  # block tile row8 g unit t
+    s = s.transpose(0, 4, 3, 5, 1, 2)  # block unit g t tile row8
     return (
         np.ascontiguousarray(w).view(np.uint8).reshape(n // 32, k // 64, 2, 32, 16),
         np.ascontiguousarray(s).reshape(n // 32, k // 64, 32, 4),

@@ -7,7 +7,7 @@ with the global scale rounds once to float32. Formats: OCP microscaling E2M1, OC
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.linear.weights import GROUP, Dense, Layer, Linear
+from onecat_jax.custom_calls.linear.weights import GROUP, Dense, Layer, Linear, pick
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -33,18 +33,6 @@ def decode_nvfp4(codes: Array, scales: Array, global_scale: Array) -> Array:
     """
     values = jnp.asarray(E2M1, jnp.float32)[unpack_codes(codes)]
     return values * jnp.repeat(decode_e4m3(scales), GROUP, axis=-1) * global_scale[..., None]
-
-
-def pick(stack: Array | tuple[Array, ...], layer: Layer) -> Array:
-    """One layer of a stack [L, ...] or of a tuple of L arrays."""
-    if isinstance(stack, tuple):
-        if layer.static is None:
-            raise TypeError(
-                "separate arrays per layer need a layer index that is known while tracing"
-            )
-        return stack[layer.static]
-    at = layer.index * layer.mul + layer.add
-    return lax.dynamic_index_in_dim(stack, at, keepdims=False)
 
 
 def weight_matrix(w: Linear, layer: Layer) -> Array:

@@ -17,7 +17,6 @@ LAYOUT_OF_ROUTE = {
     PLAIN: "rows",
 }
 LIBRARY = "library dot"
-ROUTE_OF_LAYOUT = {layout: route for route, layout in LAYOUT_OF_ROUTE.items()}
 
 WeightKind = Literal["nvfp4", "dense"]
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 GROUP = 16  # codes per block scale
-LAYOUTS = ("rows", "cpu16", "m8n8k4", "m16n8k16")
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,7 @@ class NVFP4:
 
     codes: Array  # uint8 [L, ...]
     scales: Array  # uint8 [L, ...], the bits of E4M3
-    global_scale: (
-        Array  # float32 [L, N physical], one per output row: fused siblings keep their own
-    )
+    global_scale: Array  # float32 [L, N physical], one per row: fused siblings keep their own
     n: int  # logical output features
     k: int  # logical input features
     layout: str
@@ -102,6 +99,16 @@ class Layer:
     add: int = 0
 
     @property
-    def static(self) -> int | None:
-        """The layer number if it is known while tracing."""
-        return self.index * self.mul + self.add if isinstance(self.index, int) else None
+    def number(self) -> int | Array:
+        """The layer's place in the stack; an int if it is known while tracing."""
+        return self.index * self.mul + self.add
+
+
+def pick(stack: Array | tuple[Array, ...], layer: Layer) -> Array:
+    """One layer [...] of a stack [L, ...] or of a tuple of L arrays; a static slice if its number is known."""
+    number = layer.number
+    if isinstance(number, int):
+        return stack[number]
+    if isinstance(stack, tuple):
+        raise TypeError("separate arrays per layer need a layer that is known while tracing")
+    return lax.dynamic_index_in_dim(stack, number, keepdims=False)

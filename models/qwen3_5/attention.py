@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from onecat_jax.custom_calls import paged_attention
-from onecat_jax.custom_calls.linear import Layer, linear
+from onecat_jax.custom_calls.linear import Layer, linear, pick
 from onecat_jax.custom_calls.paged_attention import AttentionRows
-from onecat_jax.models.qwen3_5.layers import pick, rms_norm, rotate
+from onecat_jax.models.qwen3_5.layers import rms_norm, rotate
 from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import AttentionStack
 from onecat_jax.state import PagedKV

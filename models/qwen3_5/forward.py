@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from onecat_jax.custom_calls.gdn import GDNRows
-from onecat_jax.custom_calls.linear import Dense, Layer, linear
+from onecat_jax.custom_calls.linear import Dense, Layer, linear, pick
 from onecat_jax.custom_calls.paged_attention import AttentionRows
 from onecat_jax.custom_calls.rows import LiveRows
 from onecat_jax.models.qwen3_5.attention import attention
@@ -47,19 +47,15 @@ class _Context:
 
 def embed(weight: Dense, tokens: Array, real: Array) -> Array:
     """Rows of the embedding as float32 [B, T, E]; padding rows are zero and stay zero through every layer."""
-    table = (
-        weight.weight[0]
-        if isinstance(weight.weight, tuple)
-        else weight.weight.reshape(-1, weight.k)
-    )
-    return jnp.where(real[..., None], table[tokens].astype(jnp.float32), 0.0)
+    rows = pick(weight.weight, Layer(0))[tokens]
+    return jnp.where(real[..., None], rows.astype(jnp.float32), 0.0)
 
 
 def _mix(
     ctx: _Context, segment: Segment, kind: LayerKind, layer: Layer, x: Array, state: CacheState
 ) -> tuple[Array, CacheState]:
     """The mixer of one layer; `layer` counts layers of its kind in the segment."""
-    at = layer.index * layer.mul + layer.add
+    at = layer.number
     if kind == "linear_attention":
         assert segment.gdn is not None, "a segment with GDN layers holds their weights"
         slots = (segment.first_gdn + at) * state.gdn.slots + ctx.batch.slots
@@ -115,7 +111,7 @@ def _run(
 def _shifted(layer: Layer, by: Array | int) -> Layer:
     if isinstance(by, int):
         return Layer(layer.index, layer.mul, layer.add + by)
-    return Layer(layer.index * layer.mul + layer.add + by)
+    return Layer(layer.number + by)
 
 
 def _segment(
@@ -154,10 +150,10 @@ def forward(
     x = embed(params.embed, batch.tokens, real)
     for segment in params.segments:
         x, state = _segment(ctx, segment, x, state)
-    return rms_norm(x, params.norm, config.rms_norm_eps), state
+    return rms_norm(x, params.norm, options.eps), state
 
 
 def logits(params: Params, hidden: Array, options: ForwardOptions) -> Array:
     """Hidden rows [..., E] -> logits [..., V] float32 (padded vocabulary ids included)."""
-    h = hidden.astype(options.dtype)
+    h = hidden.astype(options.compute_dtype)
     return linear(h, params.head, Layer(0), out_dtype=jnp.float32, policy=options.policy)

@@ -6,8 +6,8 @@ from jax import Array
 
 from onecat_jax.custom_calls import gdn
 from onecat_jax.custom_calls.gdn import GDNRows
-from onecat_jax.custom_calls.linear import Layer, linear
-from onecat_jax.models.qwen3_5.layers import pick, rms_norm
+from onecat_jax.custom_calls.linear import Layer, linear, pick
+from onecat_jax.models.qwen3_5.layers import rms_norm
 from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import GDNStack
 from onecat_jax.state import GDNCache

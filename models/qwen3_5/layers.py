@@ -1,20 +1,12 @@
-"""Small pure pieces shared by the layers: norm, rotary embedding, feed-forward, choosing a layer of a stack."""
+"""Small pure pieces shared by the layers: norm, rotary embedding, feed-forward."""
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.linear import Layer, linear
+from onecat_jax.custom_calls.linear import Layer, linear, pick
 from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import MLPStack
-
-
-def pick(stack: Array, layer: Layer) -> Array:
-    """Row of a stack [L, ...] -> [...]; a static slice when the layer is known while tracing."""
-    at = layer.index * layer.mul + layer.add
-    if isinstance(at, int):
-        return stack[at]
-    return lax.dynamic_index_in_dim(stack, at, keepdims=False)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
