@@ -10,3 +10,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="JSON Lines file of held-out documents with recorded NLLs, for tests/test_heldout.py",
     )
+    parser.addoption(
+        "--heldout-bf16",
+        metavar="FOLDER",
+        default=None,
+        help="the unquantised sibling of the embedded model, whose NLLs the same file records",
+    )
