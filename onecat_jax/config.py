@@ -75,6 +75,12 @@ class EngineConfig:
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]."
             )
 
+    def compute_dtype(self, platform: str) -> str:
+        """Compute dtype by name: auto is float32 on CPU and float16 elsewhere (what an SM70 multiplies fast)."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if platform == "cpu" else "float16"
+
     @staticmethod
     def from_arguments(arguments: Mapping[str, Any]) -> "EngineConfig":
         """Keyword arguments -> config.

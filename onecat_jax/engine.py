@@ -117,7 +117,6 @@ class Engine:
             key = ("prefill scored", batch.tokens.shape[1], k)
             self.state, scores = self._run(key, partial(prefill_scored, k=k), (batch, targets))
             request.prompt_scores.extend(_host_scores(scores, count, wanted))
-        request.prefilled = True
 
     def _prompt_batch(self, request: Request, start: int, count: int) -> StepBatch:
         tokens = np.zeros((1, self.buckets.tokens_for(count)), np.int32)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 
 from onecat_jax.buckets import LAUNCH_STEPS, Buckets
 from onecat_jax.config import EngineConfig
@@ -23,7 +22,6 @@ from onecat_jax.steps import StepOptions
 from onecat_jax.text import Tokenizer
 
 Progress = Callable[[str, int, int], None]  # what, done, total
-KV_STORAGE = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,11 @@ def _engine(
 ) -> Engine:
     model, cache = loaded.options.config, plan.cache
     request = plan.request
-    kv_dtype = jnp.dtype(KV_STORAGE.get(request.kv_dtype, request.kv_dtype))
     zeros = partial(
-        CacheState.zeros, cache, kv_dtype=kv_dtype, window_dtype=jnp.dtype(loaded.options.dtype)
+        CacheState.zeros,
+        cache,
+        kv_dtype=request.kv_storage,
+        window_dtype=loaded.options.compute_dtype,
     )
     pool = PagePool(cache.pages, cache.slots, cache.page_size)
     return Engine(

@@ -29,13 +29,6 @@ class LoadedModel:
     options: ForwardOptions
 
 
-def resolve_dtype(config: EngineConfig, target: Target) -> str:
-    """Compute dtype by name: auto is float16 on GPU (what an SM70 multiplies fast) and float32 on CPU."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "float16" if target.platform == "gpu" else "float32"
-
-
 def choose_loops(config: EngineConfig, target: Target) -> Loops:
     """Layer loops that suit the device; see `Loops`."""
     if target.platform != "cpu":
@@ -53,7 +46,7 @@ def load_model(
     """
     policy = Policy(backend=config.backend, strict=config.strict)
     target = policy.resolved_target()
-    dtype, loops = resolve_dtype(config, target), choose_loops(config, target)
+    dtype, loops = config.compute_dtype(target.platform), choose_loops(config, target)
     tensors = load_tensors(checkpoint, tensor_specs(model))
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     done = 0

@@ -29,7 +29,6 @@ class Request:
     longest: int  # tokens the sequence may grow to, prompt included
     slot: int = 0
     pages: tuple[int, ...] = ()
-    prefilled: bool = False
     tokens: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     prompt_scores: list[Score] = field(default_factory=list)

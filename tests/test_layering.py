@@ -17,7 +17,7 @@ _MAY_IMPORT = {
     "models": ("models", "custom_calls", *_LEAVES),
     "state": ("state", "errors"),
     "errors": (),
-    "text": ("text", "errors", "sampling_params"),
+    "text": ("text", "errors", "json_files", "sampling_params"),
     "sampling": ("sampling", "errors", "sampling_params"),
 }
 
@@ -34,7 +34,7 @@ def imported_names(source: Path) -> set[str]:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module == "onecat_jax":
-                names |= {alias.name for alias in node.names}
+                names |= {f"onecat_jax.{alias.name}" for alias in node.names}
             names.add(node.module)
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}

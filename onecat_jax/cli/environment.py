@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
+
+from onecat_jax.compile_cache import cache_directory
+from onecat_jax.config import EngineConfig
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -184,10 +186,9 @@ def _driver(ext: Any) -> Iterator[Row]:
 
 def _routes() -> Iterator[Row]:
     """The route of a linear of each weight kind in the compute dtype of the default device."""
-    from onecat_jax.custom_calls.dispatch import Target  # these need the extension
-    from onecat_jax.custom_calls.linear import LinearDescriptor, plan
+    from onecat_jax.custom_calls.linear import LinearDescriptor, plan  # needs the extension
 
-    dtype = "float32" if Target.detect().platform == "cpu" else "float16"
+    dtype = EngineConfig().compute_dtype(jax.local_devices()[0].platform)
     kinds: tuple[Literal["nvfp4", "dense"], ...] = ("nvfp4", "dense")
     for kind in kinds:
         route = plan(LinearDescriptor(kind, 4096, 4096, dtype))
@@ -198,9 +199,7 @@ def _routes() -> Iterator[Row]:
 
 def _cache() -> Iterator[Row]:
     """The folder of the persistent compile cache, or the nearest folder that exists above it."""
-    named = getattr(jax.config, "jax_compilation_cache_dir", None)
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(named or f"{base}/onecat_jax").expanduser()
+    folder = cache_directory()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     good = existing.is_dir() and os.access(existing, os.W_OK)
     advice = "" if good else "set JAX_COMPILATION_CACHE_DIR to a folder that can be written"

@@ -1,6 +1,5 @@
 """A checkpoint folder: its configuration files and which file holds which tensor."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onecat_jax.errors import CheckpointError
+from onecat_jax.json_files import read_json_object, read_optional_json
 from onecat_jax.loading.hub import locate
 from onecat_jax.loading.safetensors_file import SafetensorsFile, TensorInfo
 
@@ -53,7 +53,7 @@ class Checkpoint:
         return cls(
             root=root,
             config=config,
-            generation_config=_optional_json(root / "generation_config.json"),
+            generation_config=read_optional_json(root / "generation_config.json"),
             quantization=quantization,
             quantization_file=source,
             tensors=tensors,
@@ -63,27 +63,6 @@ class Checkpoint:
     def array(self, name: str) -> np.ndarray:
         """A read-only view of a tensor in its file dtype, read from disk when it is used."""
         return self.files[self.tensors[name].file].array(name)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file that must hold an object.
-
-    Raises:
-      CheckpointError: unreadable, not JSON, or another kind of value.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} isn't valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; an object is needed")
-    return value
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if os.path.isfile(path) else {}
 
 
 def _check_folder(root: Path) -> None:
@@ -116,7 +95,7 @@ def _quantization(root: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, A
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     record = config.get("quantization_config") or inner
     source = "config.json"
-    other = _optional_json(root / "hf_quant_config.json").get("quantization")
+    other = read_optional_json(root / "hf_quant_config.json").get("quantization")
     if record is None and other is not None:
         source = "hf_quant_config.json"
         record = {"quant_method": "modelopt", **other} if isinstance(other, dict) else other

@@ -23,7 +23,6 @@ _NUMPY: dict[str, type] = {
 }
 
 DTYPES: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
-NAMES: dict[np.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 DENSE = ("BF16", "F16", "F32")
 """Dtypes in which an unquantised weight may be stored."""

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from onecat_jax.custom_calls.linear.weights import GROUP
 from onecat_jax.loading.dtypes import DENSE, FP8
 from onecat_jax.loading.safetensors_file import TensorInfo
 from onecat_jax.models.spec import TensorSpec
 
 Format = Literal["dense", "nvfp4"]
-NVFP4_BLOCK = 16
 IGNORED_SUFFIXES = ("input_scale", "input_global_scale", "k_scale", "v_scale", "q_scale")
 """Scales of activations and of a quantised KV cache: weights don't need them."""
 
@@ -151,13 +151,11 @@ def _dense(name: str, spec: TensorSpec, parts: Parts) -> Source:
 
 def _nvfp4(spec: TensorSpec, parts: Parts, codes: str, scale: str, *, divides: bool) -> Source:
     n, k = spec.shape
-    if k % NVFP4_BLOCK:
-        raise Mismatch(
-            f"{parts[codes]} is NVFP4, which needs K a multiple of {NVFP4_BLOCK}, K is {k}"
-        )
+    if k % GROUP:
+        raise Mismatch(f"{parts[codes]} is NVFP4, which needs K a multiple of {GROUP}, K is {k}")
     needed = {
         codes: ("U8", ((n, k // 2),)),
-        "weight_scale": ("F8_E4M3", ((n, k // NVFP4_BLOCK),)),
+        "weight_scale": ("F8_E4M3", ((n, k // GROUP),)),
         scale: ("F32", ((), (1,))),
     }
     for suffix, (dtype, shapes) in needed.items():

@@ -22,7 +22,8 @@ def load_tensors(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, HostTe
     here, of all else nothing.
 
     Raises:
-      CheckpointError: see `find_sources`; or a scale is zero, negative or not finite.
+      CheckpointError: see `find_sources`; or a block scale is negative or NaN, or a global
+        scale isn't positive and finite.
     """
     tensors: dict[str, HostTensor] = {}
     problems: list[str] = []
@@ -39,7 +40,7 @@ def host_tensor(checkpoint: Checkpoint, source: Source) -> HostTensor:
     """One tensor.
 
     Raises:
-      Mismatch: a scale is zero, negative or not finite.
+      Mismatch: a block scale is negative or NaN, or a global scale isn't positive and finite.
     """
     weight = checkpoint.array(source.weight)
     if source.format == "nvfp4":

@@ -23,7 +23,7 @@ Field = Literal["max_model_len", "max_num_seqs"]
 EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
 SMALL, MTP = "norms and small", "MTP head"
 WEIGHT_GROUPS = (EMBEDDING, GDN, ATTENTION, MLP, SMALL, MTP)
-_FP8 = {"fp8_e4m3": 1, "fp8_e5m2": 1}
+_KV_STORAGE = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 HEADROOM = 256 * 2**20  # code, library workspaces, fragmentation
 
 _DENSE_ON_DEVICE = ("in_proj_a", "in_proj_b")  # read in the compute dtype whatever stores them
@@ -51,8 +51,9 @@ class PlanRequest:
         return jnp.dtype(self.compute_dtype).itemsize
 
     @property
-    def kv_itemsize(self) -> int:
-        return _FP8.get(self.kv_dtype) or jnp.dtype(self.kv_dtype).itemsize
+    def kv_storage(self) -> jnp.dtype:
+        """The array dtype of kv_dtype, whose float8 names are vLLM's."""
+        return jnp.dtype(_KV_STORAGE.get(self.kv_dtype, self.kv_dtype))
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Requirements:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all attention layers."""
-        return self.cache_shape(1).kv_bytes(self.request.kv_itemsize)
+        return self.cache_shape(1).kv_bytes(self.request.kv_storage.itemsize)
 
     def pages_within(self, available: int) -> int:
         """Pages per layer, page 0 included, that the rest holds; no more than can be used."""

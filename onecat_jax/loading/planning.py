@@ -33,9 +33,8 @@ def plan_memory(
 
 
 def plan_request(engine: EngineConfig, config: ModelConfig, platform: str) -> PlanRequest:
-    """The arguments that decide memory, "auto" resolved: float32 on CPU, float16 elsewhere."""
-    automatic = "float32" if platform == "cpu" else "float16"
-    compute = automatic if engine.dtype == "auto" else engine.dtype
+    """The arguments that decide memory, "auto" resolved."""
+    compute = engine.compute_dtype(platform)
     return PlanRequest(
         max_model_len=engine.max_model_len or config.max_position_embeddings,
         max_num_seqs=engine.max_num_seqs,

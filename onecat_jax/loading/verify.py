@@ -24,7 +24,7 @@ _MAGNITUDES = {
 def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tuple[str, Finding]]:
     """Reads tensor after tensor and yields (canonical name, finding).
 
-    A scale that is zero, negative or not finite and a weight that isn't finite fail. A dense matrix
+    Scales that loading refuses (`host_tensor`) and weights that aren't finite fail. A dense matrix
     with values beyond float16 is a warning: it can't be computed with in float16.
     """
     for name, source in sources.items():

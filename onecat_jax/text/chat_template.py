@@ -16,8 +16,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from onecat_jax.errors import CheckpointError, RequestError
+from onecat_jax.json_files import read_optional_json
 from onecat_jax.text.messages import normalise_messages, normalise_tools
-from onecat_jax.text.tokenizer import read_json
 
 # What a template may raise on input that it doesn't expect.
 _TEMPLATE_ERRORS = (
@@ -111,7 +111,7 @@ class ChatTemplate:
         path = folder / "chat_template.jinja"
         if path.is_file():
             return cls(path.read_text(encoding="utf-8"), special_tokens=special_tokens)
-        found = read_json(folder / "tokenizer_config.json").get("chat_template")
+        found = read_optional_json(folder / "tokenizer_config.json").get("chat_template")
         if found is None:
             return None
         return cls(_sources(found), special_tokens=special_tokens)

@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from onecat_jax.errors import CheckpointError, RequestError
+from onecat_jax.json_files import read_optional_json
 from onecat_jax.text.byte_level import token_bytes
 
 # Placeholders that a model reads but never writes.
@@ -68,9 +69,9 @@ class Tokenizer:
         backend = _load_backend(folder / "tokenizer.json")
         return cls(
             backend,
-            config=read_json(folder / "tokenizer_config.json"),
-            generation_config=read_json(folder / "generation_config.json"),
-            model_config=read_json(folder / "config.json"),
+            config=read_optional_json(folder / "tokenizer_config.json"),
+            generation_config=read_optional_json(folder / "generation_config.json"),
+            model_config=read_optional_json(folder / "config.json"),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -131,25 +132,6 @@ class Tokenizer:
             text = model.get("text_config") or model
             ids = _as_ids(text.get("eos_token_id"))
         return tuple(dict.fromkeys(ids))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, empty if the file doesn't exist.
-
-    Raises:
-      CheckpointError: the file isn't a JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} isn't valid JSON ({error}); fetch the file again."
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}; a JSON object is needed.")
-    return value
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
