@@ -98,8 +98,8 @@ def attend(
 ) -> Array:
     """Causal attention of new rows over everything their sequence has in the cache (their own keys included).
 
-    On the CPU handler's route (up to 16 rows) a row's bits depend on its position and on the keys up to it alone: not on
-    the batch, other rows, page numbers, the table's width or threads.
+    On the CPU handler's route a row's bits depend on its position and on the keys up to it alone: not on the batch,
+    other rows, how many there are, page numbers, the table's width or threads.
 
     Args:
       q: [B, T, H, D] after norm and rotary embedding.
@@ -132,8 +132,6 @@ def _where(rows: AttentionRows, first_page: Array | int) -> tuple[Array, ...]:
 def _decline_cpu(d: AttentionDescriptor, target: Target) -> str | None:
     if target.platform != "cpu":
         return f"it runs on CPU, the target is {target}"
-    if d.rows > SHORT_ROWS:
-        return f"it takes up to {SHORT_ROWS} rows, there are {d.rows}"
     if d.dim > _MAX_DIM or d.dim % _DIM_MULTIPLE:
         return f"the head dim must be a multiple of {_DIM_MULTIPLE} up to {_MAX_DIM}, it is {d.dim}"
     if d.heads > _MAX_GROUP * d.kv_heads:

@@ -38,8 +38,8 @@ std::string check_buffers(const Any& k, const Any& v, const Any& rows, Storage* 
                    ", both must be [X, S, J, D] with S and J above 0");
   if (!storage_of(k.element_type(), cache) || v.element_type() != k.element_type())
     return "caches must both be float32, float16, bfloat16, float8_e4m3fn or float8_e5m2";
-  if (x.size() != 4 || x[1] > kMaxTokens || x[3] != d[3])
-    return message("new rows are ", shape_text(x), ", must be [B, T, heads, ", d[3], "] with T at most ", kMaxTokens);
+  if (x.size() != 4 || x[3] != d[3])
+    return message("new rows are ", shape_text(x), ", must be [B, T, heads, ", d[3], "]");
   if (!storage_of(rows.element_type(), type) || bytes_of(*type) < 2)
     return "new rows must be float32, float16 or bfloat16";
   return "";

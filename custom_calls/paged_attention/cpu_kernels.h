@@ -15,7 +15,6 @@
 
 namespace onecat::paged_attention {
 
-constexpr int kMaxTokens = 16;
 constexpr int kMaxDim = 256;
 constexpr int kDimMultiple = 16;
 constexpr int kMaxGroup = 64;  // query heads per kv head

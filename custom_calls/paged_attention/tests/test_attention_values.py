@@ -51,6 +51,12 @@ def test_narrow_caches_and_rows_are_expanded_exactly(cache, dtype):
         check(x, run(x))
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (12, 1)])
+def test_prefill_rows(heads):
+    x = random_batch([200, 333, 7], width=130, count=[130, 100, 7], heads=heads)
+    check(x, run(x))
+
+
 def test_plain_jax_agrees_with_the_oracle():
     for width in (1, 16, 40):
         x = random_batch(
