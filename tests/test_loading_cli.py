@@ -28,9 +28,8 @@ UP = "model.layers.0.mlp.up_proj"
 
 def arguments(module: Any, *words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    module.add_parser(parser.add_subparsers())
-    name = module.__name__.rpartition(".")[2]
-    return parser.parse_args([name, *words])
+    module.configure(parser)
+    return parser.parse_args(words)
 
 
 @pytest.mark.parametrize("module", [info, check])

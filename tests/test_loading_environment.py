@@ -75,8 +75,8 @@ def test_a_missing_extension_is_a_finding(
     monkeypatch.setitem(sys.modules, "onecat_jax._ext", None)
     monkeypatch.delattr("onecat_jax._ext", raising=False)
     parser = argparse.ArgumentParser()
-    check.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["check", "tiny"])
+    check.configure(parser)
+    args = parser.parse_args(["tiny"])
     assert args.run(args) == 1
     out = capsys.readouterr().out
     assert "fail  extension" in out

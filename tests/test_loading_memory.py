@@ -18,7 +18,7 @@ from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.errors import CapacityError
 from onecat_jax.loading import Checkpoint, load_tensors
-from onecat_jax.loading.device_memory import DeviceMemory, device_memory, gib
+from onecat_jax.loading.device_memory import DeviceMemory, device_memory
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.memory_plan import (
     HEADROOM,
@@ -33,6 +33,7 @@ from onecat_jax.loading.safetensors_file import SafetensorsFile
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.models.qwen3_5 import build_params
 from onecat_jax.models.qwen3_5.config import ModelConfig
+from onecat_jax.sizes import gib
 from onecat_jax.state import CacheState
 
 REQUEST = PlanRequest(max_model_len=500, max_num_seqs=3, max_num_batched_tokens=64, block_size=16)

@@ -5,11 +5,11 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onecat_jax.cli.generate import read_text
 from onecat_jax.cli.options import (
-    add_engine_options,
+    add_model_options,
     add_output_options,
     add_sampling_options,
     open_engine,
@@ -35,15 +35,10 @@ In a conversation: {_HELP}
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds `chat` to the commands."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk to a model",
-        description="Talks to a model through its chat template; the conversation is kept.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser of `chat` its texts and options."""
+    parser.description = "Talks to a model through its chat template; the conversation is kept."
+    parser.epilog = _EXAMPLES
     parser.add_argument("--message", metavar="TEXT", help="ask once and exit; - reads stdin")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument(
@@ -52,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
         default=None,
         help="let the model think first, or not; default: what its template does",
     )
-    add_engine_options(parser)
+    add_model_options(parser)
     add_sampling_options(parser, max_tokens=_MAX_TOKENS)
     add_output_options(parser)
     parser.set_defaults(run=run)

@@ -4,9 +4,12 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
-from onecat_jax.cli.environment import Row, environment
+from onecat_jax.cli.options import MODEL_HELP
+
+if TYPE_CHECKING:
+    from onecat_jax.cli.environment import Row
 
 _EXAMPLES = """examples:
   onecat check
@@ -17,16 +20,13 @@ exit code: 0 all well or warnings only, 1 something fails, 2 the model can't be 
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds `check` to the commands."""
-    parser = subparsers.add_parser(
-        "check",
-        help="whether the installation and a checkpoint will work",
-        description="Checks versions, devices, the extension, routes; with MODEL every tensor too.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser of `check` its texts and options."""
+    parser.description = (
+        "Checks versions, devices, the extension, routes; with MODEL every tensor too."
     )
-    parser.add_argument("model", nargs="?", help="folder, owner/name, or tiny")
+    parser.epilog = _EXAMPLES
+    parser.add_argument("model", nargs="?", help=MODEL_HELP)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.set_defaults(run=run)
 
@@ -51,12 +51,14 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _line(row: Row) -> str:
+def _line(row: "Row") -> str:
     advice = f"  -> {row.advice}" if row.advice else ""
     return f"{row.status:<5} {row.name:<22} {row.found}{advice}"
 
 
-def _rows(model: str | None) -> Iterator[Row]:
+def _rows(model: str | None) -> Iterator["Row"]:
+    from onecat_jax.cli.environment import Row, environment  # imports JAX
+
     broken = False
     for row in environment():
         broken |= row.name == "extension" and row.status == "fail"

@@ -2,10 +2,9 @@
 
 import argparse
 import sys
-from typing import Any
 
 from onecat_jax.cli.options import (
-    add_engine_options,
+    add_model_options,
     add_output_options,
     add_sampling_options,
     open_engine,
@@ -25,17 +24,12 @@ The text streams to stdout; the last line holds the figures (leave it out with -
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds `generate` to the commands."""
-    parser = subparsers.add_parser(
-        "generate",
-        help="continue a prompt",
-        description="Continues a prompt, as plain text without a chat template.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser of `generate` its texts and options."""
+    parser.description = "Continues a prompt, as plain text without a chat template."
+    parser.epilog = _EXAMPLES
     parser.add_argument("prompt", metavar="PROMPT", help="the text; - reads it from stdin as it is")
-    add_engine_options(parser)
+    add_model_options(parser)
     add_sampling_options(parser, max_tokens=_MAX_TOKENS)
     add_output_options(parser)
     parser.set_defaults(run=run)

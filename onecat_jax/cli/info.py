@@ -8,19 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from onecat_jax.cli.model_report import build_report
+from onecat_jax.cli.options import MODEL_HELP, add_engine_options, engine_arguments
 from onecat_jax.config import EngineConfig
-from onecat_jax.loading.device_memory import gib
+from onecat_jax.sizes import gib
 
-_OPTIONS = {
-    "max_model_len": (int, "tokens of one request; default: the model's limit, or what fits"),
-    "max_num_seqs": (int, "requests decoded together"),
-    "max_num_batched_tokens": (int, "tokens of one prefill chunk"),
-    "block_size": (int, "tokens per page"),
-    "dtype": (str, "compute dtype: auto, half, float16, float32, bfloat16"),
-    "kv_cache_dtype": (str, "auto, float16, float32, fp8_e4m3, fp8_e5m2"),
-    "gpu_memory_utilization": (float, "share of the device's memory to plan with"),
-}
 _EXAMPLES = """examples:
   onecat info tiny
   onecat info ./Qwen3.8-27B-NVFP4 --max-model-len 32768 --max-num-seqs 4
@@ -28,19 +19,15 @@ _EXAMPLES = """examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Adds `info` to the commands."""
-    parser = subparsers.add_parser(
-        "info",
-        help="what a checkpoint is, what it needs, how much context fits",
-        description="Shows architecture, formats, bytes, bounds on a V100, and the memory plan.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Gives the parser of `info` its texts and options."""
+    parser.description = (
+        "Shows architecture, formats, bytes, bounds on a V100, and the memory plan."
     )
-    parser.add_argument("model", nargs="?", default="tiny", help="folder, owner/name, or tiny")
+    parser.epilog = _EXAMPLES
+    parser.add_argument("model", nargs="?", default="tiny", help=f"{MODEL_HELP} (default)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    for name, (kind, text) in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    add_engine_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,8 +38,9 @@ def run(args: argparse.Namespace) -> int:
       CheckpointError, ModelConfigError: the checkpoint can't be used.
       EngineError: an option out of range.
     """
-    given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
-    report = build_report(args.model, EngineConfig.from_arguments(given))
+    from onecat_jax.cli.model_report import build_report  # imports JAX
+
+    report = build_report(args.model, EngineConfig.from_arguments(engine_arguments(args)))
     print(json.dumps(report) if args.json else render(report))
     return 0
 

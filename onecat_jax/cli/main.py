@@ -35,7 +35,7 @@ _BUG = "This is a bug in onecat-jax, not in your input: please report it with th
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The parser with all commands; only the named one is imported and knows its options.
 
-    Some commands import JAX, which takes seconds, and neither help nor another command should wait for that.
+    JAX takes seconds to import: commands do it when they run, so that help and wrong arguments don't wait for it.
     """
     parser = argparse.ArgumentParser(
         prog="onecat",
@@ -46,10 +46,11 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         if name == command:
-            importlib.import_module(f"onecat_jax.cli.{name}").add_parser(commands)
-        else:
-            commands.add_parser(name, help=summary)
+            importlib.import_module(f"onecat_jax.cli.{name}").configure(subparser)
     return parser
 
 

@@ -1,6 +1,7 @@
 """Options that several commands share: the engine's and the sampling settings."""
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,22 @@ if TYPE_CHECKING:
 # One request runs at a time. Room for two keeps plain-JAX routes away from one-row programs, which round differently from
 # the wider programs that the same request gets elsewhere.
 _ROWS = 2
-_ENGINE = (
+MODEL_HELP = "folder, owner/name of the Hugging Face Hub, or tiny, the embedded model"
+_ENGINE: dict[str, tuple[type, str, str]] = {
+    "dtype": (str, "TYPE", "compute dtype: auto, half, float16, float32, bfloat16"),
+    "kv_cache_dtype": (str, "TYPE", "auto, float16, float32, fp8_e4m3, fp8_e5m2"),
+    "max_model_len": (
+        int,
+        "N",
+        "prompt and new tokens of a request at most; default: the model's limit, or what fits",
+    ),
+    "max_num_seqs": (int, "N", "requests decoded together"),
+    "max_num_batched_tokens": (int, "N", "tokens of one prefill chunk"),
+    "block_size": (int, "N", "tokens per page of the KV cache"),
+    "tensor_parallel_size": (int, "N", "devices; only 1 so far"),
+    "gpu_memory_utilization": (float, "X", "share of the device's memory to plan with"),
+}
+_ONE_REQUEST = (
     "dtype",
     "kv_cache_dtype",
     "max_model_len",
@@ -32,42 +48,73 @@ _SAMPLING = (
 )
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """--model and the engine arguments."""
+def add_engine_options(
+    parser: "argparse._ActionsContainer", names: Iterable[str] = tuple(_ENGINE)
+) -> None:
+    """Engine arguments; names are those of `EngineConfig`."""
+    for name in names:
+        kind, metavar, text = _ENGINE[name]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+
+
+def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine arguments that were given."""
+    found = {name: getattr(args, name, None) for name in _ENGINE}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """--model, and the engine arguments that make sense for one request at a time."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", default="tiny", help="folder, owner/name, or tiny (default)")
-    group.add_argument("--dtype", help="auto, half, float16, float32, bfloat16")
-    group.add_argument("--kv-cache-dtype", help="auto, float16, float32, fp8_e4m3, fp8_e5m2")
-    group.add_argument(
-        "--max-model-len", type=int, metavar="N", help="prompt and new tokens at most"
-    )
-    group.add_argument(
-        "--tensor-parallel-size", type=int, metavar="N", help="devices; only 1 so far"
-    )
-    group.add_argument(
-        "--gpu-memory-utilization", type=float, metavar="X", help="share of the memory to plan with"
-    )
+    group.add_argument("--model", default="tiny", help=f"{MODEL_HELP} (default)")
+    add_engine_options(group, _ONE_REQUEST)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
     """Sampling settings; what isn't given follows the checkpoint."""
     group = parser.add_argument_group("sampling (what isn't given follows the checkpoint)")
     group.add_argument(
-        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"default {max_tokens}"
+        "--max-tokens",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help=f"new tokens at most; default {max_tokens}",
     )
-    group.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
-    group.add_argument("--top-p", type=float, metavar="P", help="in (0, 1]; 1 = off")
-    group.add_argument("--top-k", type=int, metavar="K", help="0 = off")
-    group.add_argument("--min-p", type=float, metavar="P", help="in [0, 1]; 0 = off")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 = always the likeliest token",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="sample from the likeliest tokens that make up P; 1 = off",
+    )
+    group.add_argument(
+        "--top-k", type=int, metavar="K", help="sample from the K likeliest tokens; 0 = off"
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="drop tokens less likely than P times the likeliest; 0 = off",
+    )
     group.add_argument(
         "--seed", type=int, metavar="N", help="64 bits; the same seed, the same text"
     )
-    group.add_argument("--min-tokens", type=int, metavar="N", help="don't stop before")
+    group.add_argument(
+        "--min-tokens", type=int, metavar="N", help="don't stop before so many tokens"
+    )
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end at this text; may be repeated"
     )
     group.add_argument(
-        "--logprobs", type=int, metavar="N", help=f"log probabilities, 0 to {MAX_LOGPROBS} others"
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help=f"log probabilities, with the N likeliest tokens (0 to {MAX_LOGPROBS})",
     )
     group.add_argument("--ignore-eos", action="store_true", help="go on past the end mark")
 
@@ -108,6 +155,5 @@ def open_engine(args: argparse.Namespace) -> "LLM":
     from onecat_jax.cli.progress import terminal_progress
     from onecat_jax.llm import LLM
 
-    given = {name: getattr(args, name) for name in _ENGINE if getattr(args, name) is not None}
     progress = None if args.quiet else terminal_progress()
-    return LLM(model=args.model, max_num_seqs=_ROWS, progress=progress, **given)
+    return LLM(model=args.model, max_num_seqs=_ROWS, progress=progress, **engine_arguments(args))

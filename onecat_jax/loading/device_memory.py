@@ -6,6 +6,8 @@ from pathlib import Path
 
 import jax
 
+from onecat_jax.sizes import gib
+
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -47,11 +49,6 @@ def device_memory(device: jax.Device, utilization: float) -> DeviceMemory:
     free = _host_available()
     source = f"{utilization:.0%} (gpu_memory_utilization) of {gib(free)} of free host memory"
     return DeviceMemory(int(free * utilization), name, source)
-
-
-def gib(count: float) -> str:
-    """Bytes for people: "1.50 GiB", "12.0 MiB"."""
-    return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _host_available() -> int:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from onecat_jax.errors import CapacityError
-from onecat_jax.loading.device_memory import DeviceMemory, gib
+from onecat_jax.loading.device_memory import DeviceMemory
 from onecat_jax.loading.formats import Source
 from onecat_jax.models.qwen3_5.config import ModelConfig
+from onecat_jax.sizes import gib
 from onecat_jax.state import CacheShape
 
 Field = Literal["max_model_len", "max_num_seqs"]
