@@ -7,7 +7,6 @@ batch size because each row runs the same program.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import jax
@@ -17,7 +16,7 @@ from jax import Array, lax
 Carry = TypeVar("Carry")
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["order", "live"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LiveRows:
     """Batch rows with something to do, first in `order`."""

@@ -45,7 +45,7 @@ def build_engine(
     model = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(model))
     plan = plan_memory(config, model, sources, jax.local_devices()[0])
-    loaded = load_model(checkpoint, model, config, partial(progress, "loading weights"))
+    loaded = load_model(checkpoint, sources, model, config, partial(progress, "loading weights"))
     engine = _engine(loaded, tokenizer, config, plan)
     return BuiltEngine(engine, plan, model.max_position_embeddings)
 

@@ -1,6 +1,6 @@
 """From a checkpoint to device weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -8,13 +8,14 @@ import jax
 from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.custom_calls.linear import LinearRoute
-from onecat_jax.loading import Checkpoint, load_tensors
+from onecat_jax.loading import Checkpoint
+from onecat_jax.loading.formats import Source
+from onecat_jax.loading.loader import host_tensors
 from onecat_jax.models.qwen3_5 import (
     ForwardOptions,
     ModelConfig,
     Params,
     build_params,
-    tensor_specs,
 )
 from onecat_jax.models.qwen3_5.weights import Loops
 
@@ -37,17 +38,27 @@ def choose_loops(config: EngineConfig, target: Target) -> Loops:
 
 
 def load_model(
-    checkpoint: Checkpoint, model: ModelConfig, config: EngineConfig, progress: LoadProgress
+    checkpoint: Checkpoint,
+    sources: Mapping[str, Source],
+    model: ModelConfig,
+    config: EngineConfig,
+    progress: LoadProgress,
 ) -> LoadedModel:
-    """Validates every tensor, then packs and places them site by site.
+    """Packs and places all weights, site by site.
+
+    Args:
+      checkpoint, sources: the tensors, found and validated by `find_sources`.
+      model: the configuration that they belong to.
+      config: engine arguments.
+      progress: called with bytes done and bytes in all.
 
     Raises:
-      CheckpointError: a tensor is missing, unknown, misshapen or of an unknown format.
+      CheckpointError: a quantisation scale is bad.
     """
     policy = Policy(backend=config.backend, strict=config.strict)
     target = policy.resolved_target()
     dtype, loops = config.compute_dtype(target.platform), choose_loops(config, target)
-    tensors = load_tensors(checkpoint, tensor_specs(model))
+    tensors = host_tensors(checkpoint, sources)
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     done = 0
 

@@ -1,7 +1,6 @@
 """The device programs: prefill of one chunk, and a loop of decode steps. Pure functions of (params, state, operands)."""
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +13,6 @@ from onecat_jax.state import CacheState
 RUNNING, STOPPED, LENGTH, UNHEALTHY = range(4)
 _HEAD_ROWS = 64  # prompt rows whose logits exist at a time
 
-_register = partial(jax.tree_util.register_dataclass, meta_fields=[])
-
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -26,7 +23,7 @@ class StepOptions:
     launch_steps: int
 
 
-@partial(_register, data_fields=["token", "position", "budget", "status", "slots", "table"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeRows:
     """Requests in a decode launch. A row of padding has status STOPPED and slot 0."""
@@ -39,7 +36,7 @@ class DecodeRows:
     table: Array  # [B, P] int32
 
 
-@partial(_register, data_fields=["logprob", "rank", "top_ids", "top_logprobs"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenScores:
     """Log probabilities of chosen tokens and of the k likeliest, leading axes as the tokens'."""
@@ -50,7 +47,7 @@ class TokenScores:
     top_logprobs: Array  # [..., k] float32
 
 
-@partial(_register, data_fields=["rows", "tokens", "count", "scores"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Launch:
     """What one decode launch gives back. R = launch_steps."""

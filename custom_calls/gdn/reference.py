@@ -13,7 +13,6 @@ Axes: B batch rows, T tokens, Hk key heads, R value heads per key head (Hv = Hk 
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ CHUNK = 64
 _BASE = 16  # diagonal blocks of the triangular inverse that are solved row by row
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["q", "k", "v", "g", "beta"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GDNInputs:
     """Per-token inputs of the recurrence. Value head h reads key head h // R."""

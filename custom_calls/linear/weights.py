@@ -27,7 +27,7 @@ class NVFP4Tensor:
     global_scale: np.float32 | float  # a multiplier
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Dense:
     """An unquantised weight of one layer kind."""

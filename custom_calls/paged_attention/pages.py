@@ -7,7 +7,6 @@ Axes: B batch rows, T new tokens, J kv heads, D head dim, P table pages, S page 
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,7 @@ from onecat_jax.custom_calls.rows import LiveRows, row_of
 SHORT_ROWS = 16  # up to this many new tokens count as decode (or verify) rows
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["table", "start", "count", "live"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionRows:
     """Which tokens the new rows are and which pages hold their sequence. Token t of row b sits at position start[b] + t."""

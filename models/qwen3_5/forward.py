@@ -1,7 +1,6 @@
 """The forward pass: tokens in, final hidden rows and the new state out. Pure; runs under jit, in loops and in shard_map."""
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 
 import jax
@@ -21,11 +20,7 @@ from onecat_jax.models.qwen3_5.weights import Params, Segment
 from onecat_jax.state import CacheState
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["tokens", "start", "count", "slots", "table"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepBatch:
     """New rows of a batch of sequences. An empty batch row has count 0, slot 0 and a table of zeros."""

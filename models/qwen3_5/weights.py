@@ -14,15 +14,8 @@ from jax import Array
 from onecat_jax.custom_calls.linear import Dense, Linear
 from onecat_jax.models.qwen3_5.config import LayerKind
 
-_register = partial(jax.tree_util.register_dataclass, meta_fields=[])
 
-
-@partial(
-    _register,
-    data_fields=[
-        "input_norm", "in_proj", "gate_proj", "conv", "a_log", "dt_bias", "out_norm", "out_proj",
-    ],
-)  # fmt: skip
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GDNStack:
     """GDN mixers of a segment."""
@@ -37,7 +30,7 @@ class GDNStack:
     out_proj: Linear  # [E, Hv*Dv]
 
 
-@partial(_register, data_fields=["input_norm", "qkv_proj", "q_norm", "k_norm", "o_proj"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionStack:
     """Gated attention mixers of a segment."""
@@ -49,7 +42,7 @@ class AttentionStack:
     o_proj: Linear  # [E, H*D]
 
 
-@partial(_register, data_fields=["input_norm", "gate_up_proj", "down_proj"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MLPStack:
     """Feed-forward blocks of all layers of a segment."""
@@ -84,7 +77,7 @@ class Segment:
     loops: Loops
 
 
-@partial(_register, data_fields=["embed", "segments", "norm", "head"])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Params:
     """A whole model."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from onecat_jax.config import EngineConfig
 from onecat_jax.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -150,8 +151,11 @@ def open_engine(args: argparse.Namespace) -> "LLM":
 
     Raises:
       CheckpointError, ModelConfigError, EngineError, CapacityError: see `LLM`.
+      RequestError: a sampling setting out of range.
     """
-    # JAX takes seconds to import; help and wrong arguments shouldn't wait for it.
+    # JAX takes seconds to import; wrong arguments are refused before.
+    EngineConfig.from_arguments(engine_arguments(args))
+    sampling_params(args, SamplingParams())
     from onecat_jax.cli.progress import terminal_progress
     from onecat_jax.llm import LLM
 

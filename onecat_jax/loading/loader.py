@@ -1,5 +1,7 @@
 """Turns a checkpoint into host tensors under canonical names: views of files, scales checked."""
 
+from collections.abc import Mapping
+
 import ml_dtypes
 import numpy as np
 
@@ -25,9 +27,14 @@ def load_tensors(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, HostTe
       CheckpointError: see `find_sources`; or a block scale is negative or NaN, or a global
         scale isn't positive and finite.
     """
+    return host_tensors(checkpoint, find_sources(checkpoint, specs))
+
+
+def host_tensors(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> dict[str, HostTensor]:
+    """`load_tensors` where the sources are already found."""
     tensors: dict[str, HostTensor] = {}
     problems: list[str] = []
-    for name, source in find_sources(checkpoint, specs).items():
+    for name, source in sources.items():
         try:
             tensors[name] = host_tensor(checkpoint, source)
         except Mismatch as mismatch:

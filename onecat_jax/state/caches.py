@@ -62,7 +62,7 @@ class GDNCache:
     slots: int  # slots per layer
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["kv", "gdn"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CacheState:
     """Everything a forward pass reads and replaces."""
