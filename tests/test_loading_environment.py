@@ -52,6 +52,11 @@ def test_a_wrong_version_fails_with_the_right_one(
     assert advice in found.advice
 
 
+def test_a_plugin_of_cuda_13_needs_the_version_of_jax(monkeypatch: pytest.MonkeyPatch):
+    found = rows(monkeypatch, {**GOOD, "jax-cuda13-plugin": "0.9.0"}, [90])["cuda plugin"]
+    assert (found.status, found.advice) == ("fail", "install jax-cuda13-plugin[with-cuda]==0.10.2")
+
+
 def test_other_gpus_take_other_versions(monkeypatch: pytest.MonkeyPatch):
     newer = {"nvidia-cudnn-cu12": "9.28.0.1", "jax-cuda13-plugin": "0.10.2"}
     found = rows(monkeypatch, GOOD | newer, [90])

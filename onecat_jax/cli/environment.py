@@ -82,18 +82,19 @@ def _jax() -> Iterator[Row]:
 
 def _plugins() -> Iterator[Row]:
     """CUDA plugins must have the version of jax; that of CUDA 13 can't drive a V100."""
-    core = version_of("jax")
-    cuda12, cuda13 = version_of("jax-cuda12-plugin"), version_of("jax-cuda13-plugin")
-    if not cuda12 and not cuda13:
+    core, found_any = version_of("jax"), False
+    for name, oldest in (("jax-cuda12-plugin", 0), ("jax-cuda13-plugin", 75)):
+        found = version_of(name)
+        if not found:
+            continue
+        found_any, advice = True, ""
+        if any(capability < oldest for capability in _capabilities()):
+            advice = "it needs compute capability 7.5; " + _install_hint()
+        elif numbers(found)[:2] != numbers(core)[:2]:
+            advice = f"install {name}[with-cuda]=={core}"
+        yield Row("cuda plugin", "fail" if advice else "ok", f"{name} {found}", advice)
+    if not found_any:
         yield Row("cuda plugin", "ok", "none, programs run on CPU", _install_hint())
-    if cuda12:
-        good = numbers(cuda12)[:2] == numbers(core)[:2]
-        advice = "" if good else f"install jax-cuda12-plugin[with-cuda]=={core}"
-        yield Row("cuda plugin", "ok" if good else "fail", f"jax-cuda12-plugin {cuda12}", advice)
-    if cuda13:
-        volta = any(capability < 75 for capability in _capabilities())
-        advice = "it needs compute capability 7.5; " + _install_hint() if volta else ""
-        yield Row("cuda plugin", "fail" if volta else "ok", f"jax-cuda13-plugin {cuda13}", advice)
 
 
 def _install_hint() -> str:
