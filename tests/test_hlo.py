@@ -13,10 +13,7 @@ from onecat_jax import LLM, SamplingParams
 
 _RESULT = re.compile(r"^\s+(?:ROOT )?%\S+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
 _FREE = {"parameter", "get-tuple-element", "tuple", "while", "bitcast", "custom-call", "constant"}
-_IN_PLACE = {
-    "dynamic-update-slice",
-    "fusion",
-}  # of which only roots that update a cache have its shape
+_IN_PLACE = {"dynamic-update-slice", "fusion"}  # only roots that update a cache have its shape
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f16": 2, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8}
 
 
@@ -55,11 +52,9 @@ def test_no_program_copies_a_cache(llm):
     programs = llm._engine.programs
     assert programs.keys
     for key in programs.keys:
-        copies = [
-            r
-            for r in results(programs.hlo(key))
-            if r[1] in caches and r[2] in ("copy", "copy-start")
-        ]
+        of_caches = [r for r in results(programs.hlo(key)) if r[1] in caches]
+        assert {shape for _, shape, _ in of_caches} == caches, "the text is read as it is written"
+        copies = [r for r in of_caches if r[2] in ("copy", "copy-start")]
         assert not copies, (key, copies)
 
 
