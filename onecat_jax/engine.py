@@ -5,7 +5,8 @@ included, is picked in one place.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -18,7 +19,7 @@ from onecat_jax.buckets import Buckets
 from onecat_jax.errors import EngineError
 from onecat_jax.models.qwen3_5 import Params, StepBatch
 from onecat_jax.programs import Programs
-from onecat_jax.request import Progress, Request, Score
+from onecat_jax.request import Request, Score
 from onecat_jax.sampling import stack_rows
 from onecat_jax.scheduler import Scheduler
 from onecat_jax.state import CacheState
@@ -68,39 +69,46 @@ class Engine:
         """Forgets a request, finished or not."""
         self.scheduler.finish(request)
 
-    def step(self, streaming: bool) -> list[Progress]:
-        """Admits and prefills what fits, then runs one decode launch.
+    def step(self, streaming: bool) -> None:
+        """Admits and prefills what fits, then runs one decode launch, which extends the running requests.
 
         Args:
           streaming: somebody reads along: shorter launches.
-
-        Returns:
-          news of every running request.
 
         Raises:
           EngineError: the launch failed on the device. Its requests are finished with an error, the state is new, and the
             engine can go on.
         """
-        try:
+        with self._launching():
             for request in self.scheduler.admit():
                 self._prefill(request)
             running = list(self.scheduler.running)
-            return self._decode(running, streaming) if running else []
-        except jax.errors.JaxRuntimeError as failure:
-            raise self._recover(failure) from failure
+            if running:
+                self._decode(running, streaming)
 
-    def _recover(self, failure: Exception) -> EngineError:
-        """The donated state is gone: fail what was in flight, start from an empty state."""
-        lost = list(self.scheduler.running)
-        message = str(failure).splitlines()[0]
-        for request in lost:
-            request.finish_reason, request.error = "error", message
+    @contextmanager
+    def _launching(self) -> Iterator[None]:
+        """Whatever ends a launch early, Ctrl-C included, leaves an empty state and nothing in flight."""
+        try:
+            yield
+        except BaseException as failure:
+            lost, message = len(self.scheduler.running), (str(failure).splitlines() or [""])[0]
+            self._reset(message or type(failure).__name__)
+            if not isinstance(failure, jax.errors.JaxRuntimeError):
+                raise
+            raise EngineError(
+                f"a launch failed on the device, {lost} running requests were lost: {message}. "
+                "The engine has an empty state again and takes new requests."
+            ) from failure
+
+    def _reset(self, reason: str) -> None:
+        """The state was donated, or is ahead of the requests: fails what is in flight and starts from an empty state."""
+        for request in list(self.scheduler.running):
+            request.finish_reason, request.error = "error", f"a launch was lost: {reason}"
             self.scheduler.finish(request)
+        for buffer in jax.tree.leaves(self.state):
+            buffer.delete()  # before the new one takes the same memory
         self.state = self.new_state()
-        return EngineError(
-            f"a launch failed on the device, {len(lost)} running requests were lost: {message}. "
-            "The engine has an empty state again and takes new requests."
-        )
 
     # Prefill
 
@@ -137,7 +145,7 @@ class Engine:
 
     # Decode
 
-    def _decode(self, running: list[Request], streaming: bool) -> list[Progress]:
+    def _decode(self, running: list[Request], streaming: bool) -> None:
         rows = self.buckets.rows_for(len(running))
         wanted = max(
             (r.params.logprobs for r in running if r.params.logprobs is not None), default=None
@@ -151,10 +159,8 @@ class Engine:
         self.launches += 1
         self.decode_steps += int(counts.max())
         self.generated += int(counts.sum())
-        return [
-            self._news(request, row, int(counts[row]), tokens, int(status[row]), scores, now)
-            for row, request in enumerate(running)
-        ]
+        for row, request in enumerate(running):
+            self._extend(request, row, int(counts[row]), tokens, int(status[row]), scores, now)
 
     def _steps(self, running: list[Request], streaming: bool) -> int:
         if any(not r.tokens for r in running):
@@ -189,23 +195,20 @@ class Engine:
 
         return self.programs.call(key, build, (self.params, self.state, *operands), donate=(1,))
 
-    def _news(
+    def _extend(
         self, request: Request, row: int, count: int, tokens: np.ndarray, status: int,
         scores: TokenScores | None, now: float,
-    ) -> Progress:  # fmt: skip
+    ) -> None:  # fmt: skip
         new = [int(t) for t in tokens[:count, row]]
         request.tokens.extend(new)
         request.rounds += count
         if new and not request.first_token:
             request.first_token = now
         request.last_token = now
-        new_scores: list[Score] = []
         if scores is not None and request.params.logprobs is not None:
             own = jax.tree.map(lambda a: a[:, row], scores)
-            new_scores = _host_scores(own, count, request.params.logprobs)
-            request.scores.extend(new_scores)
+            request.scores.extend(_host_scores(own, count, request.params.logprobs))
         self._note_end(request, status)
-        return Progress(request, new, new_scores, request.finish_reason is not None)
 
     def _note_end(self, request: Request, status: int) -> None:
         if status == RUNNING:
@@ -227,6 +230,10 @@ class Engine:
         Args:
           progress: called with (what, done, total) before each.
         """
+        with self._launching():
+            self._compile_all(progress)
+
+    def _compile_all(self, progress: Callable[[str, int, int], None]) -> None:
         total = len(self.buckets.prefill_tokens) + len(self.buckets.decode_rows)
         for done, size in enumerate(self.buckets.prefill_tokens):
             progress(f"prefill of {size} tokens", done, total)

@@ -1,5 +1,6 @@
 """`LLM`: load a model, generate text."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from onecat_jax.engine_builder import Progress, build_engine
 from onecat_jax.errors import RequestError
 from onecat_jax.loading import Checkpoint, locate
 from onecat_jax.outputs import RequestOutput, StreamDelta
-from onecat_jax.prompts import Prompt, as_prompt, is_single
+from onecat_jax.prompts import Prompt, as_list, as_prompt, shown
 from onecat_jax.request import Request
 from onecat_jax.results import Sample, request_output
 from onecat_jax.sampling import request_row
@@ -28,7 +29,10 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 class LLM:
-    """A model on this machine's default device. Not thread-safe: one caller at a time.
+    """A model on this machine's default device.
+
+    Calls may overlap: streams read in turn, `generate` inside the loop over a stream, threads. Whoever needs a token runs a
+    launch for all requests, one launch at a time, and each caller gets its own results.
 
     Args:
       model: "tiny" (embedded), a checkpoint folder, or a Hugging Face name.
@@ -59,6 +63,8 @@ class LLM:
         self._engine = built.engine
         self._seeds = np.random.SeedSequence(self.config.seed)
         self._count = 0
+        # Of the engine. Entered again when a stream that nobody reads any more is collected during a launch.
+        self._lock = threading.RLock()
 
     @property
     def max_model_len(self) -> int:
@@ -67,7 +73,8 @@ class LLM:
 
     def warm_up(self) -> None:
         """Compiles every program of the plain profile, with progress; later requests of it compile nothing."""
-        self._engine.warm_up(self._progress)
+        with self._lock:
+            self._engine.warm_up(self._progress)
 
     def generate(
         self,
@@ -87,7 +94,7 @@ class LLM:
           RequestError: a prompt or a setting can't be served; nothing has run then.
           EngineError: a launch failed on the device.
         """
-        listed: Sequence[Any] = [prompts] if is_single(prompts) else prompts  # type: ignore[assignment]
+        listed = as_list(prompts)
         params = self._params_for(listed, sampling_params)
         jobs = [
             self._job(as_prompt(prompt, self.tokenizer), own)
@@ -106,7 +113,7 @@ class LLM:
 
         Raises: as `generate`; n must be 1.
         """
-        params = sampling_params or self.default_sampling_params
+        params = self._params_for([prompt], sampling_params)[0]
         if params.n != 1:
             raise RequestError(f"n is {params.n}; a stream has one sample: use generate, or n=1.")
         job = self._job(as_prompt(prompt, self.tokenizer), params)
@@ -121,8 +128,10 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several. Arguments and errors as `generate` and `ChatTemplate.render`."""
-        single = not messages or isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = [messages] if single else messages
+        several = isinstance(messages, list | tuple) and all(
+            isinstance(each, list | tuple) for each in messages
+        )
+        conversations: Sequence[Any] = messages if several and messages else [messages]
         prompts = [self._render(each, tools, chat_template_kwargs) for each in conversations]
         return self.generate(prompts, sampling_params)
 
@@ -166,6 +175,12 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.default_sampling_params] * len(prompts)
+        if not isinstance(given, list | tuple) or not all(
+            isinstance(each, SamplingParams) for each in given
+        ):
+            raise RequestError(
+                f"sampling_params is {shown(given)}; a SamplingParams or a list of them is needed."
+            )
         if len(given) != len(prompts):
             raise RequestError(
                 f"{len(given)} sampling_params for {len(prompts)} prompts; give one, or one for each prompt."
@@ -173,9 +188,10 @@ class LLM:
         return given
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> "_Job":
-        request_id = str(self._count)
-        self._count += 1
-        samples = [self._sample(request_id, prompt, own) for own in params.samples()]
+        with self._lock:
+            request_id = str(self._count)
+            self._count += 1
+            samples = [self._sample(request_id, prompt, own) for own in params.samples()]
         for sample in samples:
             self._engine.scheduler.check(sample.request)
         return _Job(request_id, prompt.text, samples)
@@ -200,20 +216,27 @@ class LLM:
         self, samples: Sequence[Sample], streaming: bool
     ) -> Iterator[tuple[Sample, StreamDelta]]:
         """Drives the engine until these samples have ended; whatever happens, none of them stays behind."""
-        by_request = {id(sample.request): sample for sample in samples}
         try:
-            for sample in samples:
-                self._engine.add(sample.request)
-            while self._engine.scheduler.busy:
-                for news in self._engine.step(streaming):
-                    sample = by_request[id(news.request)]
-                    delta = sample.advance(news)
-                    if sample.finished:
-                        self._engine.abort(sample.request)
-                    yield sample, delta
+            with self._lock:
+                for sample in samples:
+                    self._engine.add(sample.request)
+            while not all(sample.told for sample in samples):
+                yield from self._news(samples, streaming)
         finally:
-            for sample in samples:
-                self._engine.abort(sample.request)
+            with self._lock:
+                for sample in samples:
+                    self._engine.abort(sample.request)
+
+    def _news(self, samples: Sequence[Sample], streaming: bool) -> list[tuple[Sample, StreamDelta]]:
+        """What these samples have to tell. Runs a launch, for all requests, only if it is nothing so far."""
+        with self._lock:
+            if not any(sample.has_news for sample in samples):
+                self._engine.step(streaming)
+            news = [(sample, sample.advance()) for sample in samples if sample.has_news]
+            for sample, _ in news:
+                if sample.finished:
+                    self._engine.abort(sample.request)
+            return news
 
 
 class _Job:

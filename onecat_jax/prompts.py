@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from onecat_jax.errors import RequestError
 from onecat_jax.text import Tokenizer
 
@@ -33,6 +35,39 @@ def as_prompt(prompt: str | Sequence[int] | Mapping[str, Any], tokenizer: Tokeni
     return Prompt(_checked(prompt, tokenizer.vocab_size), None)
 
 
+def as_list(prompts: Any) -> Sequence[Any]:
+    """The prompts of a `generate` call: one prompt becomes a list of one.
+
+    Raises:
+      RequestError: neither a prompt nor a list of prompts.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    listed = _sequence(prompts)
+    if listed is None:
+        raise RequestError(
+            f"prompts is {shown(prompts)}; a text, a list of token ids, or a list of prompts is needed."
+        )
+    single = len(listed) and isinstance(listed[0], numbers.Integral)
+    return [listed] if single else listed
+
+
+def shown(value: Any) -> str:
+    """A value in an error message; of a long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _sequence(value: Any) -> Sequence[Any] | None:
+    """Lists, tuples, ranges and arrays of any library; None for the rest, bytes (integers to Python) among it."""
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return list(array) if array.ndim else None
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        return None
+    return value
+
+
 def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> Prompt:
     if "prompt_token_ids" in prompt:
         return Prompt(
@@ -41,27 +76,20 @@ def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> Prompt:
     if isinstance(prompt.get("prompt"), str):
         return as_prompt(prompt["prompt"], tokenizer)
     raise RequestError(
-        f"the prompt is an object with {sorted(prompt)}; 'prompt' (a text) or 'prompt_token_ids' is needed."
+        f"the prompt is an object with {shown(list(prompt))}; 'prompt' (a text) or 'prompt_token_ids' is needed."
     )
 
 
 def _checked(ids: Any, vocab_size: int) -> tuple[int, ...]:
-    if isinstance(ids, str | bytes | Mapping) or not hasattr(ids, "__iter__"):
-        raise RequestError(f"prompt_token_ids is {ids!r}; a list of token ids is needed.")
-    values = tuple(ids)
+    values = _sequence(ids)
+    if values is None:
+        raise RequestError(f"prompt_token_ids is {shown(ids)}; a list of token ids is needed.")
     if not values:
         raise RequestError("the prompt is empty; at least one token is needed.")
     for place, token in enumerate(values):
         whole = isinstance(token, numbers.Integral) and not isinstance(token, bool)
         if not whole or not 0 <= token < vocab_size:
             raise RequestError(
-                f"prompt_token_ids[{place}] is {token!r}; an integer from 0 to {vocab_size - 1} is needed."
+                f"prompt_token_ids[{place}] is {shown(token)}; an integer from 0 to {vocab_size - 1} is needed."
             )
     return tuple(int(token) for token in values)
-
-
-def is_single(prompts: Any) -> bool:
-    """Whether `generate` got one prompt rather than a list of prompts."""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return bool(len(prompts)) and isinstance(prompts[0], numbers.Integral)

@@ -1,6 +1,5 @@
 """One sequence on its way through the engine: host state, no device arrays."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from onecat_jax.outputs import FinishReason
@@ -53,13 +52,3 @@ class Request:
     def position(self) -> int:
         """Tokens in the state once the prompt is prefilled: all but the last."""
         return len(self.prompt) + len(self.tokens) - 1
-
-
-@dataclass(frozen=True)
-class Progress:
-    """New tokens of one request."""
-
-    request: Request
-    tokens: Sequence[int]
-    scores: Sequence[Score]
-    finished: bool

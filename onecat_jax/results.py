@@ -10,7 +10,7 @@ from onecat_jax.outputs import (
     StreamDelta,
     TokenLogprobs,
 )
-from onecat_jax.request import Progress, Request, Score
+from onecat_jax.request import Request, Score
 from onecat_jax.text import TextStream, Tokenizer
 
 
@@ -25,7 +25,8 @@ def token_logprobs(tokenizer: Tokenizer, token: int, score: Score) -> TokenLogpr
 def _prompt_logprobs(
     tokenizer: Tokenizer, request: Request
 ) -> tuple[TokenLogprobs | None, ...] | None:
-    if request.params.prompt_logprobs is None:
+    lost = len(request.prompt_scores) < len(request.prompt) - 1  # a launch failed before the end
+    if request.params.prompt_logprobs is None or lost:
         return None
     scored = zip(request.prompt[1:], request.prompt_scores, strict=True)
     return (None, *(token_logprobs(tokenizer, token, score) for token, score in scored))
@@ -43,19 +44,28 @@ class Sample:
         self._eos = frozenset(eos_ids)
         self._text = TextStream(tokenizer, request.params)
         self._shown = 0  # tokens already handed out
+        self.told = False  # the end has been handed out too
         self.stop_string: str | None = None
 
     @property
     def finished(self) -> bool:
         return self.request.finish_reason is not None
 
-    def advance(self, news: Progress) -> StreamDelta:
+    @property
+    def has_news(self) -> bool:
+        """Whether `advance` has something to tell."""
+        return not self.told and (self.finished or len(self.request.tokens) > self._shown)
+
+    def advance(self) -> StreamDelta:
         """Text, tokens and scores that became visible. Ends the request when a stop string matched."""
         request = self.request
         text = "".join(self._push(position) for position in range(self._shown, len(request.tokens)))
         if self.finished:
             text += self._text.finish()
             self.stop_string = self._text.matched
+            if self.stop_string is not None:  # or the text's very end completed one
+                self.request.finish_reason = "stop"
+            self.told = True
         tokens = tuple(request.tokens[self._shown :])
         scores = request.scores[self._shown :] if request.params.logprobs is not None else None
         self._shown = len(request.tokens)

@@ -173,7 +173,10 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
     allowed = f"{left}{low:g}, {high:g}{right}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise RequestError(f"{name} must be a number in {allowed}, got {value!r}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
     inside = low < number <= high if open_low else low <= number <= high
     if not math.isfinite(number) or not inside:
         raise RequestError(f"{name} must lie in {allowed}, got {value}.")

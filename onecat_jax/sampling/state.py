@@ -50,7 +50,7 @@ def request_row(
         "min_p": np.float32(params.min_p),
         "seed": np.array([bits & 0xFFFFFFFF, bits >> 32], np.uint32),
         "stop_ids": padded,
-        "min_position": np.int32(prompt_length + params.min_tokens),
+        "min_position": np.int32(min(prompt_length + params.min_tokens, 2**31 - 1)),
     }
     return SamplingState(**fields)  # host arrays, which become device arrays at the jit boundary
 

@@ -36,6 +36,8 @@ def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str,
     """
     if not tools:
         return None
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise RequestError(f"tools must be a list of mappings, got {type(tools).__name__}.")
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise RequestError(f"tools[{index}] must be a mapping, got {type(tool).__name__}.")
@@ -52,6 +54,10 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     result.setdefault("content", "")
     _check_content(index, result)
     if result.get("tool_calls"):
+        if not isinstance(result["tool_calls"], list | tuple):
+            raise RequestError(
+                f"messages[{index}].tool_calls is a {type(result['tool_calls']).__name__}; a list is needed."
+            )
         result["tool_calls"] = [_tool_call(index, call) for call in result["tool_calls"]]
     reasoning = next((result[key] for key in _REASONING if result.get(key) is not None), None)
     if reasoning is not None:
