@@ -50,7 +50,8 @@ std::string check_row(const Place& at, int64_t b, int64_t tokens, int64_t page_s
   if (count < 0 || count > tokens) return message("row ", b, " has count ", count, ", must be 0 .. ", tokens);
   if (count == 0) return "";
   if (start < 0 || start + count > width * page_size)
-    return message("row ", b, " has tokens ", start, " .. ", start + count - 1, ", its table holds 0 .. ", width * page_size - 1);
+    return message("row ", b, " has tokens ", start, " .. ", start + count - 1, ", its table holds 0 .. ",
+                   width * page_size - 1);
   const int64_t first = at.first_page.typed_data()[0];
   const int32_t* table = at.table.typed_data() + b * width;
   for (int64_t p = 0; p * page_size < start + count; ++p) {
