@@ -6,15 +6,20 @@ route, where equality is bitwise. Not covered: signals at moments that Python ca
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from tiny_engine import GREEDY, PROMPTS, ids_of, tiny
 
 from onecat_jax import LLM, SamplingParams
+from onecat_jax.compile_cache import enable_compile_cache
 from onecat_jax.errors import RequestError
 from onecat_jax.outputs import StreamDelta
 from onecat_jax.programs import Programs
@@ -235,8 +240,6 @@ def test_every_prompt_token_but_the_first_is_scored(llm, length):
 
 
 def test_two_engines_side_by_side_and_a_dropped_one_frees_its_memory(llm, alone):
-    import jax
-
     def held() -> int:
         gc.collect()
         return sum(array.nbytes for array in jax.live_arrays())
@@ -249,3 +252,50 @@ def test_two_engines_side_by_side_and_a_dropped_one_frees_its_memory(llm, alone)
     assert [tokens(turn) for turn in zip(*turns, strict=True)] == alone[:2]
     del second, mine, turns
     assert held() == before
+
+
+# The command line around a broken environment; none of these commands gets as far as loading a model
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("generate - <&-", 2, "the prompt is empty"),
+        ("generate a --max-tokens -1 2>&-", 2, ""),
+        ("generate a --max-tokens -1 2>/dev/full", 2, ""),
+        ("--version >/dev/full", 1, "the output can't be written: No space left on device"),
+        ("--version >&-", 0, ""),
+        (r"generate - < <(printf 'ab\xff')", 2, "stdin isn't utf-8 text"),
+        (r"chat --message - < <(printf 'ab\xff')", 2, "stdin isn't utf-8 text"),
+    ],
+)
+def test_missing_and_broken_streams_end_in_a_sentence_and_a_code(command, code, message):
+    line = f"{sys.executable} -m onecat_jax.cli.main {command}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert message in done.stderr
+
+
+@pytest.fixture
+def no_cache_folder():
+    name = "jax_compilation_cache_dir"
+    before = jax.config.values[name]
+    jax.config.update(name, None)
+    yield
+    jax.config.update(name, before)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_warning(tmp_path, monkeypatch, no_cache_folder):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match=r"compiled programs can't be kept .*Not a directory"):
+        enable_compile_cache()
+    monkeypatch.setattr(Path, "expanduser", _no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.warns(UserWarning, match="there is no home directory"):
+        enable_compile_cache()
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+def _no_home(path):
+    raise RuntimeError("Could not determine home directory.")

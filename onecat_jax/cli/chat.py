@@ -16,6 +16,7 @@ from onecat_jax.cli.options import (
     sampling_params,
 )
 from onecat_jax.cli.show import exit_code, show
+from onecat_jax.cli.streams import read_input
 from onecat_jax.errors import RequestError
 
 if TYPE_CHECKING:
@@ -155,12 +156,12 @@ def _answer(chat: Conversation, line: str, *, keep_going: bool) -> int:
 
 
 def _read_line(at_terminal: bool) -> str | None:
-    """The next line, None at the end of the input."""
+    """The next line, None at the end of the input; RequestError if it isn't text."""
     if at_terminal:
         try:
-            return input("> ")
+            return read_input(lambda: input("> "))
         except EOFError:
             print(file=sys.stderr)
             return None
-    line = sys.stdin.readline()
+    line = read_input(sys.stdin.readline)
     return line.rstrip("\n") if line else None

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -201,7 +202,11 @@ def _routes() -> Iterator[Row]:
 def _cache() -> Iterator[Row]:
     """The folder of the persistent compile cache, or the nearest folder that exists above it."""
     folder = cache_directory()
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    good = existing.is_dir() and os.access(existing, os.W_OK)
+    good = folder is not None and _can_be_made(folder)
     advice = "" if good else "set JAX_COMPILATION_CACHE_DIR to a folder that can be written"
-    yield Row("compile cache", "ok" if good else "warn", str(folder), advice)
+    yield Row("compile cache", "ok" if good else "warn", str(folder or "no folder"), advice)
+
+
+def _can_be_made(folder: Path) -> bool:
+    existing = next(p for p in (folder, *folder.parents) if os.path.exists(p))
+    return existing.is_dir() and os.access(existing, os.W_OK)

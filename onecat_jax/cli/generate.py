@@ -11,6 +11,7 @@ from onecat_jax.cli.options import (
     sampling_params,
 )
 from onecat_jax.cli.show import exit_code, show
+from onecat_jax.cli.streams import read_input
 from onecat_jax.errors import RequestError
 
 _MAX_TOKENS = 64
@@ -53,12 +54,7 @@ def read_text(argument: str) -> str:
     Raises:
       RequestError: nothing there, or stdin isn't text.
     """
-    try:
-        text = sys.stdin.read() if argument == "-" else argument
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"stdin isn't {error.encoding} text ({error.reason}); convert it first."
-        ) from error
+    text = read_input(sys.stdin.read) if argument == "-" else argument
     if not text:
         raise RequestError("the prompt is empty; give at least one character.")
     return text

@@ -4,12 +4,11 @@ Exit codes: 0 done, 1 something failed, 2 wrong arguments or input, 130 interrup
 """
 
 import argparse
-import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
+from onecat_jax.cli.streams import drop_output, is_output_error, prepare_streams, tell
 from onecat_jax.errors import OnecatError
 
 COMMANDS = {
@@ -66,18 +65,26 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. Errors that aren't for users propagate with a note."""
+    prepare_streams()
     try:
         code = _run(arguments)
         sys.stdout.flush()
     except OnecatError as error:
-        print(f"onecat: {error}", file=sys.stderr)
+        tell(f"onecat: {error}")
         return 2
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        tell("")
         return INTERRUPTED
     except BrokenPipeError:
-        _drop_stdout()
+        drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if not is_output_error(error):
+            error.add_note(_BUG)
+            raise
+        drop_output()
+        tell(f"onecat: the output can't be written: {error.strerror}.")
+        return 1
     except Exception as error:
         error.add_note(_BUG)
         raise
@@ -89,12 +96,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     command = next((word for word in given if word in COMMANDS), None)
     args = build_parser(command).parse_args(given)
     return args.run(args)
-
-
-def _drop_stdout() -> None:
-    """Keeps the interpreter from complaining about the closed pipe when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

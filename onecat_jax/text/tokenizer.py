@@ -84,7 +84,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"the text holds an unpaired surrogate at character {error.start}; valid Unicode text is needed."
+                f"the text isn't valid Unicode: an unpaired surrogate at character {error.start} (what bytes in another "
+                "encoding become); correct or convert it."
             ) from error
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
