@@ -14,6 +14,8 @@ from onecat_jax.custom_calls.rows import put_row, row_of
 
 _SHORT_TILE = 256  # keys per tile for decode and verify rows, so that verify rows equal decode rows
 _LONG_TILE = 512
+# Without it, newer GPUs would multiply float32 in TF32.
+_EXACT = {"preferred_element_type": jnp.float32, "precision": lax.Precision.HIGHEST}
 _MASKED = -1e30  # finite, so that a row without any visible key stays free of NaN
 
 # Running maximum [J, G, T], sum [J, G, T], weighted values [J, G, T, D].
@@ -30,12 +32,12 @@ def _add_tile(
 ) -> _Softmax:
     """One tile of the online softmax: q [J, G, T, D], k and v [K, J, D], visible [T, K]."""
     top, total, acc = carry
-    logits = jnp.einsum("jgtd,kjd->jgtk", q, k, preferred_element_type=jnp.float32) * scale
+    logits = jnp.einsum("jgtd,kjd->jgtk", q, k, **_EXACT) * scale
     logits = jnp.where(visible, logits, _MASKED)
     new_top = jnp.maximum(top, logits.max(-1))
     p = jnp.where(visible, jnp.exp(logits - new_top[..., None]), 0)
     fade = jnp.exp(top - new_top)
-    pv = jnp.einsum("jgtk,kjd->jgtd", p.astype(q.dtype), v, preferred_element_type=jnp.float32)
+    pv = jnp.einsum("jgtk,kjd->jgtd", p.astype(q.dtype), v, **_EXACT)
     return new_top, total * fade + p.sum(-1), acc * fade[..., None] + pv
 
 
