@@ -10,6 +10,7 @@ namespace onecat::gdn {
 namespace {
 
 constexpr float kNormEps = 1e-6f;
+constexpr float kSlowDecay = -0.5f;  // as SLOW_DECAY of reference.py
 
 // ---- convolution
 
@@ -64,15 +65,20 @@ void normalise(float* x, int64_t count, float scale) {
   for (int64_t i = 0; i < count; i += kLanes) V::mul(V::mul(V::load(x + i), f), s).store(x + i);
 }
 
+// S <- decay S is computed as kept S + (rest S + u k^T), with kept + rest = decay: rounding exp(g) itself, when it is near
+// one, would shift every later state by the same relative error, a thousand times over a thousand tokens.
 struct Gates {
-  float decay, beta;
+  float decay, kept, rest, beta;
 };
 
 inline Gates gates_of(const Shape& s, const Weights& w, const Row& row, int64_t token, int64_t head) {
   const float* gates = row.gates + token * 2 * s.value_heads + head;
   const float a = gates[s.value_heads] + w.dt_bias[head];
   const float softplus = (a > 0.0f ? a : 0.0f) + std::log1p(std::exp(a > 0.0f ? -a : a));
-  return {std::exp(-std::exp(w.a_log[head]) * softplus), 1.0f / (1.0f + std::exp(-gates[0]))};
+  const float g = -std::exp(w.a_log[head]) * softplus, decay = std::exp(g);
+  const bool slow = g > kSlowDecay;
+  const float beta = 1.0f / (1.0f + std::exp(-gates[0]));
+  return {decay, slow ? 1.0f : 0.0f, slow ? std::expm1(g) : decay, beta};
 }
 
 // ---- recurrence
@@ -80,7 +86,8 @@ inline Gates gates_of(const Shape& s, const Weights& w, const Row& row, int64_t 
 struct Token {
   const float *q, *k, *v;
   float* out;
-  float decay, beta, q_dot_k;
+  Gates gates;
+  float q_dot_k;
 };
 
 // One token over kRows rows of the state. They are read from memory once: the second time they come from the first-level
@@ -103,16 +110,17 @@ inline void update(float* state, int64_t dk, const Token& token, int64_t dv) {
   V::template fold<R>(by_q, read);
   V u[R];
   for (int r = 0; r < R; ++r) {
-    const float written = token.beta * std::fma(-token.decay, seen[r], token.v[dv + r]);
-    token.out[dv + r] = std::fma(token.decay, read[r], token.q_dot_k * written);
+    const float written = token.gates.beta * std::fma(-token.gates.decay, seen[r], token.v[dv + r]);
+    token.out[dv + r] = std::fma(token.gates.decay, read[r], token.q_dot_k * written);
     u[r] = V::all(written);
   }
-  const V decay = V::all(token.decay);
+  const V kept = V::all(token.gates.kept), rest = V::all(token.gates.rest);
   for (int64_t i = 0; i < dk; i += kLanes) {
     const V k = V::load(token.k + i);
     for (int r = 0; r < R; ++r) {
       float* at = state + r * dk + i;
-      V::fma(u[r], k, V::mul(decay, V::load(at))).store(at);
+      const V s = V::load(at);
+      V::fma(kept, s, V::fma(rest, s, V::mul(u[r], k))).store(at);
     }
   }
 }
@@ -149,9 +157,7 @@ void run(const Shape& s, const Weights& w, const Row& row, int64_t key_head) {
   for (int64_t head = key_head * each; head < (key_head + 1) * each; ++head) {
     convolve<V>(s, w, row, 2 * s.key_heads * dk + head * dv, dv, v);
     for (int64_t t = 0; t < row.tokens; ++t) {
-      const Gates gates = gates_of(s, w, row, t, head);
-      tokens[t].decay = gates.decay;
-      tokens[t].beta = gates.beta;
+      tokens[t].gates = gates_of(s, w, row, t, head);
       tokens[t].out = row.out + (t * s.value_heads + head) * dv;
     }
     recur<V>(row.state + head * dv * dk, s, row.fresh, tokens, row.tokens);

@@ -101,11 +101,8 @@ def thousand_tokens(kind: str, g: Geometry) -> tuple[np.ndarray, np.ndarray]:
     return qkv, gates
 
 
-# Roundings of rank-one updates along nearly one direction pile up.
-@pytest.mark.parametrize(
-    ("kind", "tolerance"), [("random", TOLERANCE), ("equal keys", 2 * TOLERANCE)]
-)
-def test_a_thousand_tokens_stay_close(kind, tolerance):
+@pytest.mark.parametrize("kind", ["random", "equal keys"])
+def test_a_thousand_tokens_stay_close(kind):
     g = Geometry(1, 2, 64, 32)
     x = random_batch(g, [1], 1)
     qkv, gates = thousand_tokens(kind, g)
@@ -118,4 +115,4 @@ def test_a_thousand_tokens_stay_close(kind, tolerance):
         )  # fmt: skip
         out, states, windows = run(part)
         outs.append(out[0])
-    assert np.abs(np.concatenate(outs) - want[0]).max() <= tolerance * np.abs(want[0]).max()
+    assert np.abs(np.concatenate(outs) - want[0]).max() <= TOLERANCE * np.abs(want[0]).max()
