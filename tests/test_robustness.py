@@ -4,15 +4,18 @@ Oracle: the same engine with one request at a time; for input of a wrong kind, t
 route, where equality is bitwise. Not covered: signals at moments that Python can't choose (inside a compiled program).
 """
 
+import copy
 import gc
 import itertools
+import math
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import checkpoints
 import jax
 import numpy as np
 import pytest
@@ -20,12 +23,15 @@ from tiny_engine import GREEDY, PROMPTS, ids_of, tiny
 
 from onecat_jax import LLM, SamplingParams
 from onecat_jax.compile_cache import enable_compile_cache
-from onecat_jax.errors import RequestError
+from onecat_jax.errors import CheckpointError, ModelConfigError, RequestError
+from onecat_jax.loading import locate
+from onecat_jax.models.registry import resolve
 from onecat_jax.outputs import StreamDelta
 from onecat_jax.programs import Programs
 from onecat_jax.request import Request
 from onecat_jax.results import Sample
 from onecat_jax.scheduler import PagePool
+from onecat_jax.text import ChatTemplate
 
 SAMPLED = SamplingParams(temperature=1.0, seed=7, max_tokens=20, ignore_eos=True)
 CASES = ((PROMPTS[0], GREEDY), (PROMPTS[2], SAMPLED), ("import os\n" * 30, GREEDY))
@@ -163,7 +169,7 @@ def test_requests_queue_for_a_small_cache_and_all_finish(llm, alone, monkeypatch
         [None], [[]], ["a", 1], [1, "a"], [[[1]]], {1: 2, "a": 3}, {"prompt": None}, {"prompt_token_ids": None},
         {"prompt_token_ids": "ab"}, {"prompt_token_ids": np.array(5)}, {"prompt_token_ids": {1}}, [2**70], "\ud800",
     ],
-    ids=lambda value: ascii(value)[:30],
+    ids=lambda value: ascii(value)[:30].split(" at 0x")[0],
 )  # fmt: skip
 def test_what_is_no_prompt_is_refused(llm, prompts):
     with pytest.raises(RequestError) as caught:
@@ -193,7 +199,7 @@ def test_what_is_no_sampling_params_is_refused(llm, params):
 @pytest.mark.parametrize(
     "messages",
     [None, 5, "hi", {"role": "user", "content": "a"}, iter([]), [5], [[], [5]], [{"role": "user", "tool_calls": 5}]],
-    ids=ascii,
+    ids=lambda value: ascii(value).split(" at 0x")[0],
 )  # fmt: skip
 def test_what_is_no_conversation_is_refused(llm, messages):
     with pytest.raises(RequestError):
@@ -299,3 +305,105 @@ def test_a_cache_folder_that_cannot_be_made_is_one_warning(tmp_path, monkeypatch
 
 def _no_home(path):
     raise RuntimeError("Could not determine home directory.")
+
+
+# Checkpoint files beside the weights
+
+
+def beside_tiny(folder: Path, name: str, content: str | bytes) -> Path:
+    """The embedded model's folder by links, with one file of another content."""
+    for source in locate("tiny").iterdir():
+        if source.name != name:
+            (folder / source.name).symlink_to(source)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"\xff", "tokenizer.json can't be read"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja can't be read"),
+        ("chat_template.jinja", "{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "valid Jinja"),
+        ("chat_template.jinja", "{% if 1 %}" * 200 + "{% endif %}" * 200, "valid Jinja"),
+        ("chat_template.jinja", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "valid Jinja"),
+        ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: temperature"),
+        ("generation_config.json", '{"top_k": 1.5}', "generation_config.json: top_k"),
+        ("generation_config.json", '{"eos_token_id": "abc"}', "eos_token_id is abc"),
+        ("generation_config.json", '{"eos_token_id": [[1]]}', "eos_token_id is"),
+        ("generation_config.json", '{"eos_token_id": 1099511627776}', "eos_token_id is"),
+        ("generation_config.json", f'{{"eos_token_id": {list(range(30))}}}', "end-of-sequence ids"),
+    ],
+)
+def test_an_odd_file_beside_the_weights_is_named_before_they_are_read(
+    tmp_path, name, content, message
+):
+    with pytest.raises(CheckpointError, match=message):
+        LLM(str(beside_tiny(tmp_path, name, content)))
+
+
+def test_a_template_that_needs_too_much_memory_is_a_refusal():
+    with pytest.raises(RequestError, match="MemoryError"):
+        ChatTemplate("{{ 'a' * 10**15 }}").render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image", "image": "x"}, {"type": "text"}, {"type": "text", "text": 5}, None, "x"]
+)  # fmt: skip
+def test_a_part_that_the_model_would_not_see_is_refused(llm, part):
+    text = {"type": "text", "text": "What is this?"}
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[1\]"):
+        llm.chat([{"role": "user", "content": [text, part]}], GREEDY)
+
+
+def test_tokens_that_the_model_has_no_embedding_for_are_refused(llm, monkeypatch):
+    known = replace(llm._engine.options, vocab_size=200)
+    monkeypatch.setattr(llm._engine, "options", known)
+    with pytest.raises(RequestError, match="the model knows 200 tokens"):
+        llm.generate("def function(x):", GREEDY)
+    with pytest.raises(RequestError, match="an integer from 0 to 199"):
+        llm.generate({"prompt_token_ids": [200]}, GREEDY)
+
+
+ODD = (
+    None,
+    "x",
+    0,
+    -1,
+    10**9,
+    10**400,
+    1.5,
+    math.nan,
+    math.inf,
+    True,
+    [],
+    [1],
+    [[1]],
+    {},
+    {"a": 1},
+)
+
+
+def fields_of(config: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in config.items():
+        yield (*path, name)
+        if isinstance(value, dict):
+            yield from fields_of(value, (*path, name))
+
+
+def test_any_odd_field_of_a_config_is_accepted_or_named():
+    sound = checkpoints.config_json(checkpoints.SMALL)
+    more = ("full_attention_interval", "rope_scaling", "text_config", "attn_output_gate")
+    for path in (*fields_of(sound), *((name,) for name in more)):
+        for value, listed in itertools.product(ODD, (True, False)):
+            config = copy.deepcopy(sound)
+            if not listed:
+                del config["layer_types"]  # then full_attention_interval counts
+            place = config if len(path) == 1 else config[path[0]]
+            place[path[-1]] = value
+            try:
+                read = resolve(config).read_config(config)
+            except ModelConfigError as error:
+                assert len(str(error)) < 400
+            else:
+                assert math.isfinite(read.rope_theta) and math.isfinite(read.rms_norm_eps)

@@ -33,9 +33,7 @@ def likelihood(**arguments) -> float:
         ({"kv_cache_dtype": "fp8_e4m3"}, 1e-2),
         ({"kv_cache_dtype": "fp8_e5m2"}, 2e-2),
         ({"dtype": "bfloat16"}, 1e-2),
-        ({"dtype": "half"}, 3e-3),
         ({"backend": "plain"}, 1e-5),
-        ({"block_size": 64}, 1e-5),
     ],
     ids=str,
 )
