@@ -10,7 +10,7 @@ from onecat_jax.compile_cache import enable_compile_cache
 from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import routes
 from onecat_jax.engine_builder import Progress, build_engine
-from onecat_jax.errors import RequestError
+from onecat_jax.errors import CheckpointError, RequestError
 from onecat_jax.loading import Checkpoint, locate
 from onecat_jax.outputs import RequestOutput, StreamDelta
 from onecat_jax.prompts import Prompt, as_list, as_prompt, shown
@@ -22,6 +22,13 @@ from onecat_jax.text import ChatTemplate, Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 PromptLike = str | Sequence[int] | Mapping[str, Any]
+
+
+def _default_params(checkpoint: Checkpoint) -> SamplingParams:
+    try:
+        return SamplingParams.from_generation_config(checkpoint.generation_config)
+    except RequestError as error:
+        raise CheckpointError(f"{checkpoint.root}/generation_config.json: {error}") from error
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -55,9 +62,7 @@ class LLM:
         self.chat_template = ChatTemplate.from_directory(
             directory, special_tokens=self.tokenizer.special_tokens
         )
-        self.default_sampling_params = SamplingParams.from_generation_config(
-            checkpoint.generation_config
-        )
+        self.default_sampling_params = _default_params(checkpoint)
         built = build_engine(checkpoint, self.tokenizer, self.config, self._progress)
         self.memory_plan = built.plan
         self._engine = built.engine
@@ -97,8 +102,7 @@ class LLM:
         listed = as_list(prompts)
         params = self._params_for(listed, sampling_params)
         jobs = [
-            self._job(as_prompt(prompt, self.tokenizer), own)
-            for prompt, own in zip(listed, params, strict=True)
+            self._job(self._prompt(prompt), own) for prompt, own in zip(listed, params, strict=True)
         ]
         for _ in self._run([sample for job in jobs for sample in job.samples], streaming=False):
             pass
@@ -116,7 +120,7 @@ class LLM:
         params = self._params_for([prompt], sampling_params)[0]
         if params.n != 1:
             raise RequestError(f"n is {params.n}; a stream has one sample: use generate, or n=1.")
-        job = self._job(as_prompt(prompt, self.tokenizer), params)
+        job = self._job(self._prompt(prompt), params)
         return self._stream(job)
 
     def chat(
@@ -186,6 +190,9 @@ class LLM:
                 f"{len(given)} sampling_params for {len(prompts)} prompts; give one, or one for each prompt."
             )
         return given
+
+    def _prompt(self, prompt: PromptLike) -> Prompt:
+        return as_prompt(prompt, self.tokenizer, self._engine.options.vocab_size)
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> "_Job":
         with self._lock:

@@ -19,20 +19,27 @@ class Prompt:
     text: str | None
 
 
-def as_prompt(prompt: str | Sequence[int] | Mapping[str, Any], tokenizer: Tokenizer) -> Prompt:
+def as_prompt(
+    prompt: str | Sequence[int] | Mapping[str, Any], tokenizer: Tokenizer, vocab_size: int
+) -> Prompt:
     """A text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}.
 
     Raises:
-      RequestError: another form, an empty prompt, or ids outside the vocabulary.
+      RequestError: another form, an empty prompt, or ids from vocab_size on, which the model doesn't know.
     """
     if isinstance(prompt, Mapping):
-        return _from_mapping(prompt, tokenizer)
+        return _from_mapping(prompt, tokenizer, vocab_size)
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt)
         if not ids:
             raise RequestError("the prompt is empty; at least one character is needed.")
+        if max(ids) >= vocab_size:
+            raise RequestError(
+                f"the prompt holds {tokenizer.token_text(max(ids))!r}, token {max(ids)} of the tokenizer; the model knows "
+                f"{vocab_size} tokens: leave it out, or use the tokenizer of this model."
+            )
         return Prompt(tuple(ids), prompt)
-    return Prompt(_checked(prompt, tokenizer.vocab_size), None)
+    return Prompt(_checked(prompt, vocab_size), None)
 
 
 def as_list(prompts: Any) -> Sequence[Any]:
@@ -68,13 +75,11 @@ def _sequence(value: Any) -> Sequence[Any] | None:
     return value
 
 
-def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer) -> Prompt:
+def _from_mapping(prompt: Mapping[str, Any], tokenizer: Tokenizer, vocab_size: int) -> Prompt:
     if "prompt_token_ids" in prompt:
-        return Prompt(
-            _checked(prompt["prompt_token_ids"], tokenizer.vocab_size), prompt.get("prompt")
-        )
+        return Prompt(_checked(prompt["prompt_token_ids"], vocab_size), prompt.get("prompt"))
     if isinstance(prompt.get("prompt"), str):
-        return as_prompt(prompt["prompt"], tokenizer)
+        return as_prompt(prompt["prompt"], tokenizer, vocab_size)
     raise RequestError(
         f"the prompt is an object with {shown(list(prompt))}; 'prompt' (a text) or 'prompt_token_ids' is needed."
     )

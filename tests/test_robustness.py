@@ -403,7 +403,7 @@ def test_any_odd_field_of_a_config_is_accepted_or_named():
             place[path[-1]] = value
             try:
                 read = resolve(config).read_config(config)
-            except ModelConfigError as error:
-                assert len(str(error)) < 400
-            else:
-                assert math.isfinite(read.rope_theta) and math.isfinite(read.rms_norm_eps)
+            except ModelConfigError:
+                continue
+            assert 0 < read.rope_theta < math.inf
+            assert 0 < read.rms_norm_eps < math.inf

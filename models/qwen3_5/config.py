@@ -10,6 +10,7 @@ LayerKind = Literal["linear_attention", "full_attention"]
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
 _SILU = ("silu", "swish")
+_MAX_LAYERS = 4096  # lists of one entry per layer are made before a tensor is looked for
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class _Reader:
             rms_norm_eps=self._float("rms_norm_eps", default=1e-6),
             tie_word_embeddings=self._tied(),
             max_position_embeddings=self._int("max_position_embeddings"),
-            mtp_num_hidden_layers=self._int("mtp_num_hidden_layers", default=0),
+            mtp_num_hidden_layers=self._int("mtp_num_hidden_layers", default=0, low=0),
             eos_token_id=_id_tuple(self.text.get("eos_token_id")),
         )
         _check_ratios(config)
@@ -122,8 +123,10 @@ class _Reader:
             )
 
     def _layer_types(self) -> tuple[LayerKind, ...]:
-        count = self._int("num_hidden_layers")
+        count = self._int("num_hidden_layers", high=_MAX_LAYERS)
         listed = self.text.get("layer_types")
+        if listed is not None and not isinstance(listed, list | tuple):
+            raise ModelConfigError(f"config.json: layer_types is {listed!r}; a list is needed")
         if listed is None:
             every = self._int("full_attention_interval", default=4)
             listed = [
@@ -167,6 +170,10 @@ class _Reader:
 
     def _tied(self) -> bool:
         value = self.text.get("tie_word_embeddings", self.outer.get("tie_word_embeddings", False))
+        if value is not None and not isinstance(value, bool):
+            raise ModelConfigError(
+                f"config.json: tie_word_embeddings is {value!r}; true or false is needed"
+            )
         return bool(value)
 
     def _require(self, name: str, allowed: tuple[Any, ...], default: Any) -> None:
@@ -176,11 +183,15 @@ class _Reader:
                 f"config.json: {name} is {value!r}; implemented: {', '.join(map(repr, allowed))}"
             )
 
-    def _int(self, name: str, default: int | None = None) -> int:
+    def _int(
+        self, name: str, default: int | None = None, *, low: int = 1, high: int = 2**31 - 1
+    ) -> int:
         value = self.text.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            found = "missing" if value is None else repr(value)
-            raise ModelConfigError(f"config.json: {name} is {found}; a whole number is needed")
+        if type(value) is not int or not low <= value <= high:
+            found = "missing" if value is None else repr(value)[:60]
+            raise ModelConfigError(
+                f"config.json: {name} is {found}; a whole number from {low} to {high} is needed"
+            )
         return value
 
     def _float(self, name: str, default: float) -> float:
@@ -188,15 +199,20 @@ class _Reader:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelConfigError(f"config.json: {name} is {value!r}; a number is needed")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise ModelConfigError(
+            f"config.json: {name} is {repr(value)[:60]}; a positive number below 1e30 is needed"
+        )
     return float(value)
 
 
 def _id_tuple(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+    ids = value if isinstance(value, list | tuple) else () if value is None else (value,)
+    if any(type(index) is not int for index in ids):
+        raise ModelConfigError(
+            f"config.json: eos_token_id is {value!r}; a token id or a list of token ids is needed"
+        )
+    return tuple(ids)
 
 
 def _check_ratios(config: ModelConfig) -> None:

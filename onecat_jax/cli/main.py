@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from onecat_jax.cli.streams import drop_output, is_output_error, prepare_streams, tell
+from onecat_jax.cli.streams import drop_output, exit_now, is_output_error, prepare_streams, tell
 from onecat_jax.errors import OnecatError
 
 COMMANDS = {
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         tell("")
+        if arguments is None:  # the process is ours
+            exit_now(INTERRUPTED)
         return INTERRUPTED
     except BrokenPipeError:
         drop_output()

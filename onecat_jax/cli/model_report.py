@@ -42,7 +42,7 @@ def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
     return {
         "model": model,
         "path": str(checkpoint.root),
-        "architecture": (checkpoint.config.get("architectures") or [family.name])[0],
+        "architecture": _architecture(checkpoint) or family.name,
         "family": family.name,
         "config": asdict(config) | {"layer_types": list(config.layer_types)},
         "parameters": sum(_size(s) for n, s in sources.items() if not n.startswith("mtp.")),
@@ -55,6 +55,11 @@ def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
         "request": asdict(request),
         "plan": _plan(engine, config, sources, device),
     }
+
+
+def _architecture(checkpoint: Checkpoint) -> str | None:
+    named = checkpoint.config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else None
 
 
 def _size(source: Source) -> int:

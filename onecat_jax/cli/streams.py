@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from onecat_jax.errors import RequestError
 
@@ -46,6 +47,16 @@ def tell(text: str) -> None:
 def is_output_error(error: OSError) -> bool:
     """Whether it is the output that can't be written."""
     return error.errno in _OUTPUT_ERRORS and error.filename is None
+
+
+def exit_now(code: int) -> NoReturn:
+    """Ends the process without winding the interpreter down.
+
+    An interrupted compilation goes on in jaxlib's threads, which crash when the interpreter ends under them.
+    """
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
 
 
 def drop_output() -> None:

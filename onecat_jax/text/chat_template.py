@@ -28,7 +28,10 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     ArithmeticError,
     RuntimeError,
+    MemoryError,
 )
+# A template becomes Python source, which has limits of its own.
+_COMPILE_ERRORS = (*_TEMPLATE_ERRORS, SyntaxError)
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -110,7 +113,7 @@ class ChatTemplate:
         folder = Path(directory)
         path = folder / "chat_template.jinja"
         if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), special_tokens=special_tokens)
+            return cls(_read(path), special_tokens=special_tokens)
         found = read_optional_json(folder / "tokenizer_config.json").get("chat_template")
         if found is None:
             return None
@@ -134,6 +137,10 @@ class ChatTemplate:
         Raises:
           RequestError: messages, tools or variables that are malformed or that the template refuses.
         """
+        if chat_template_kwargs and not isinstance(chat_template_kwargs, Mapping):
+            raise RequestError(
+                f"chat_template_kwargs must be a mapping, got {type(chat_template_kwargs).__name__}."
+            )
         variables = dict(chat_template_kwargs or {})
         clash = [name for name in _RESERVED if name in variables]
         if clash:
@@ -152,13 +159,22 @@ class ChatTemplate:
         try:
             return template.render(context)
         except _TEMPLATE_ERRORS as error:
-            raise RequestError(f"the chat template refused the messages: {error}") from error
+            raise RequestError(
+                f"the chat template refused the messages: {str(error) or type(error).__name__}"
+            ) from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read ({error}); fetch the file again.") from error
 
 
 def _compile(environment: jinja2.Environment, name: str, source: str) -> jinja2.Template:
     try:
         return environment.from_string(source)
-    except jinja2.TemplateError as error:
+    except _COMPILE_ERRORS as error:
         raise CheckpointError(
             f"chat template {name!r} isn't valid Jinja ({error}); fetch the file again or correct it."
         ) from error

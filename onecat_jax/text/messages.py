@@ -73,6 +73,19 @@ def _check_content(index: int, message: dict[str, Any]) -> None:
         raise RequestError(
             f"messages[{index}].content must be text or a list of parts, got {type(content).__name__}."
         )
+    elif not isinstance(content, str):
+        for place, part in enumerate(content):
+            _check_part(f"messages[{index}].content[{place}]", part)
+
+
+def _check_part(name: str, part: Any) -> None:
+    """Templates pass over parts that they don't know, and the model would answer without having seen them."""
+    if not isinstance(part, Mapping):
+        raise RequestError(f"{name} must be a mapping, got {type(part).__name__}.")
+    if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+        raise RequestError(
+            f"{name} is of type {part.get('type')!r}; only parts {{'type': 'text', 'text': ...}} are implemented."
+        )
 
 
 def _tool_call(index: int, call: Any) -> dict[str, Any]:

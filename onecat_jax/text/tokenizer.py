@@ -1,7 +1,7 @@
 """The tokenizer of a checkpoint: text to ids and back, control tokens, ids that must not be sampled."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import tokenizers
 
 from onecat_jax.errors import CheckpointError, RequestError
 from onecat_jax.json_files import read_optional_json
+from onecat_jax.sampling_params import MAX_STOP_IDS
 from onecat_jax.text.byte_level import token_bytes
 
 # Placeholders that a model reads but never writes.
@@ -126,13 +127,20 @@ class Tokenizer:
         return tuple({special[name] for name in names if name in special})
 
     def _end_ids(self, generation: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, ...]:
-        ids = _as_ids(generation.get("eos_token_id"))
+        ids = _as_ids("generation_config.json", generation.get("eos_token_id"))
         named = self._ids.get(self.special_tokens.get("eos_token", ""))
         ids += () if named is None else (named,)
         if not ids:
-            text = model.get("text_config") or model
-            ids = _as_ids(text.get("eos_token_id"))
-        return tuple(dict.fromkeys(ids))
+            text = model.get("text_config")
+            text = text if isinstance(text, Mapping) else model
+            ids = _as_ids("config.json", text.get("eos_token_id"))
+        ids = tuple(dict.fromkeys(ids))
+        if len(ids) > MAX_STOP_IDS:
+            raise CheckpointError(
+                f"the checkpoint names {len(ids)} end-of-sequence ids; at most {MAX_STOP_IDS} are implemented: shorten "
+                "eos_token_id of generation_config.json."
+            )
+        return ids
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
@@ -141,8 +149,8 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
             f"{path.parent} has no tokenizer.json; put the tokenizer files of the model (tokenizer.json, "
             "tokenizer_config.json) beside its weights."
         )
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         description = json.loads(text)
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the tokenizers library raises the bare class
@@ -171,7 +179,11 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _as_ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+def _as_ids(file: str, value: Any) -> tuple[int, ...]:
+    """One id, several or none; -1 is none too."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(index) is not int or not -1 <= index < 2**31 for index in ids):
+        raise CheckpointError(
+            f"{file}: eos_token_id is {str(value)[:60]}; a token id or a list of token ids is needed."
+        )
+    return tuple(index for index in ids if index >= 0)
