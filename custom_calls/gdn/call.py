@@ -83,11 +83,24 @@ def recur(
       EngineError: strict policy and no fast route.
     """
     shape = GDNShape.of(states, qkv.shape[-1])
-    descriptor = GDNDescriptor(qkv.shape[1], shape, weights.conv.shape[-1], windows.dtype)
+    descriptor = GDNDescriptor(qkv.shape[1], shape, weights.conv.shape[1], windows.dtype)
     if plan(descriptor, policy).name == CPU:
         return _recur_cpu(qkv, gates, states, windows, rows, weights, layer)
-    of_layer = (pick(weights.conv, layer), pick(weights.a_log, layer), pick(weights.dt_bias, layer))
+    of_layer = (
+        _pick_by_product(weights.conv, layer),
+        pick(weights.a_log, layer),
+        pick(weights.dt_bias, layer),
+    )
     return recur_plain(qkv, gates, states, windows, rows, of_layer)
+
+
+def _pick_by_product(stack: Array, layer: Layer) -> Array:
+    """`pick` that leaves an array: a slice would be fused into the convolution and taken anew for every element."""
+    if isinstance(layer.number, int):
+        return pick(stack, layer)
+    chosen = jax.nn.one_hot(layer.number, stack.shape[0], dtype=stack.dtype)
+    flat = jnp.einsum("l,ln->n", chosen, stack.reshape(stack.shape[0], -1), precision="highest")
+    return flat.reshape(stack.shape[1:])
 
 
 def _recur_cpu(

@@ -20,11 +20,8 @@ template <class V, Storage T, int W>
 void convolve(const Shape& s, const Weights& w, const Row& row, int64_t first, int64_t count, float* dst) {
   constexpr int64_t kSize = bytes_of(T);
   for (int64_t c = first; c < first + count; c += kLanes) {
-    alignas(64) float columns[W][kLanes];
-    for (int i = 0; i < kLanes; ++i)
-      for (int j = 0; j < W; ++j) columns[j][i] = w.conv[(c + i) * W + j];
     V taps[W], past[W];
-    for (int j = 0; j < W; ++j) taps[j] = V::load(columns[j]);
+    for (int j = 0; j < W; ++j) taps[j] = V::load(w.conv + j * s.channels + c);
     for (int j = 0; j < W - 1; ++j) past[j] = row.fresh ? V::all(0.0f) : load_as<V, T>(row.window, j * s.channels + c);
     for (int64_t t = 0; t < row.tokens; ++t) {
       past[W - 1] = round_to<V, T>(V::load(row.qkv + t * s.channels + c));

@@ -34,9 +34,9 @@ std::string read_shape(const Operands& in, Shape* s) {
   if (x.size() != 3 || x[1] > kMaxTokens)
     return message("qkv is ", shape_text(x), ", must be [B, T, C] with T at most ", kMaxTokens);
   if (state.size() != 4) return message("states are ", shape_text(state), ", must be [X, Hv, Dv, Dk]");
-  if (conv.size() != 3 || conv[1] != x[2] || conv[2] < kMinWidth || conv[2] > kMaxWidth)
-    return message("conv is ", shape_text(conv), ", must be [L, ", x[2], ", W] with W in ", kMinWidth, " .. ", kMaxWidth);
-  *s = {0, state[1], state[3], state[2], x[2], conv[2], Storage::kF32};
+  if (conv.size() != 3 || conv[2] != x[2] || conv[1] < kMinWidth || conv[1] > kMaxWidth)
+    return message("conv is ", shape_text(conv), ", must be [L, W, ", x[2], "] with W in ", kMinWidth, " .. ", kMaxWidth);
+  *s = {0, state[1], state[3], state[2], x[2], conv[1], Storage::kF32};
   for (int64_t dim : {s->key_dim, s->value_dim}) {
     if (dim < kDimMultiple || dim > kMaxDim || dim % kDimMultiple)
       return message("states are ", shape_text(state), ", Dv and Dk must be multiples of ", kDimMultiple, " up to ", kMaxDim);

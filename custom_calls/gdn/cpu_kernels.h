@@ -26,7 +26,7 @@ struct Shape {
 };
 
 struct Weights {
-  const float* conv;     // [C, W]
+  const float* conv;     // [W, C]
   const float* a_log;    // [Hv]
   const float* dt_bias;  // [Hv]
 };

@@ -184,15 +184,15 @@ def causal_conv(x: Array, window: Array, weight: Array, count: Array) -> tuple[A
     Args:
       x: [B, T, C] new rows.
       window: [B, W-1, C] the rows before them, zeros before the start of a sequence.
-      weight: [C, W], the last column meets the current row.
+      weight: [W, C], the last tap meets the current row.
       count: [B] rows of x that are real; the rest is padding.
 
     Returns:
       [B, T, C] in float32 and the window [B, W-1, C] after `count` rows, in window's dtype.
     """
-    rows, width = x.shape[1], weight.shape[1]
+    rows, width = x.shape[1], weight.shape[0]
     joined = jnp.concatenate([window, x.astype(window.dtype)], axis=1)  # [B, W-1+T, C]
     taps = weight.astype(jnp.float32)
-    y = sum(joined[:, j : j + rows].astype(jnp.float32) * taps[:, j] for j in range(width))
+    y = sum(joined[:, j : j + rows].astype(jnp.float32) * taps[j] for j in range(width))
     keep = count[:, None] + jnp.arange(width - 1)  # [B, W-1]
     return jax.nn.silu(y), jnp.take_along_axis(joined, keep[..., None], axis=1)

@@ -32,7 +32,7 @@ class GDNRows:
 class GDNWeights:
     """The small weights of all layers of a stack."""
 
-    conv: Array  # [L, C, W] float32
+    conv: Array  # [L, W, C] float32, oldest tap first
     a_log: Array  # [L, Hv] float32
     dt_bias: Array  # [L, Hv] float32
 
@@ -93,7 +93,7 @@ def recur_plain(
     rows: GDNRows,
     weights: tuple[Array, Array, Array],
 ) -> Recurred:
-    """`recur` (call.py) in plain JAX; `weights` are conv [C, W], a_log [Hv] and dt_bias [Hv] of one layer."""
+    """`recur` (call.py) in plain JAX; `weights` are conv [W, C], a_log [Hv] and dt_bias [Hv] of one layer."""
     conv_weight, a_log, dt_bias = weights
     width = qkv.shape[1]
     fresh = rows.start == 0

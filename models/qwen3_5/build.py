@@ -106,7 +106,7 @@ class _Builder:
             input_norm=self.vectors(layers, "input_layernorm.weight"),
             in_proj=self.linear(layers, f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
             gate_proj=_dense(self.linear(layers, f"{name}.in_proj_b", f"{name}.in_proj_a")),
-            conv=self.vectors(layers, f"{name}.conv1d.weight")[:, :, 0, :],
+            conv=self.vectors(layers, f"{name}.conv1d.weight")[:, :, 0].swapaxes(1, 2),
             a_log=self.vectors(layers, f"{name}.A_log"),
             dt_bias=self.vectors(layers, f"{name}.dt_bias"),
             out_norm=self.vectors(layers, f"{name}.norm.weight"),

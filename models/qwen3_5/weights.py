@@ -23,7 +23,7 @@ class GDNStack:
     input_norm: Array  # [L, E] zero-centred
     in_proj: Linear  # [C + Hv*Dv, E] rows q | k | v | z
     gate_proj: Dense  # [2*Hv, E] rows b | a
-    conv: Array  # [L, C, W] float32
+    conv: Array  # [L, W, C] float32, oldest tap first
     a_log: Array  # [L, Hv] float32
     dt_bias: Array  # [L, Hv] float32
     out_norm: Array  # [L, Dv] multiplies directly

@@ -27,7 +27,7 @@ class Batch:
     slots: np.ndarray  # [B] flat
     start: np.ndarray  # [B]
     count: np.ndarray  # [B]
-    conv: np.ndarray  # [L, C, W]
+    conv: np.ndarray  # [L, W, C]
     a_log: np.ndarray  # [L, Hv]
     dt_bias: np.ndarray  # [L, Hv]
     layer: int = 1
@@ -71,7 +71,7 @@ def random_batch(
         slots=slots.astype(np.int32),
         start=start,
         count=np.array(count, np.int32),
-        conv=f32(g.layers, g.channels, g.width),
+        conv=f32(g.layers, g.width, g.channels),
         a_log=rng.uniform(-4.0, 2.0, (g.layers, g.value_heads)).astype(np.float32),
         dt_bias=f32(g.layers, g.value_heads),
     )

@@ -29,7 +29,7 @@ class Geometry:
 class Weights:
     """Of one layer."""
 
-    conv: np.ndarray  # [C, W]
+    conv: np.ndarray  # [W, C]
     a_log: np.ndarray  # [Hv]
     dt_bias: np.ndarray  # [Hv]
 
@@ -44,7 +44,7 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 def token(g: Geometry, w: Weights, joined: np.ndarray, gates: np.ndarray, state: np.ndarray):
     """One token: joined [W, C] is the window and the new row. Returns o [Hv, Dv] and the state."""
-    y = _silu((joined * w.conv.T).sum(0))
+    y = _silu((joined * w.conv).sum(0))
     keys = g.key_heads * g.key_dim
     q, k = (a.reshape(g.key_heads, g.key_dim) for a in (y[:keys], y[keys : 2 * keys]))
     each = g.value_heads // g.key_heads

@@ -40,8 +40,8 @@ def plain_batch(**changes):
         ({"windows": np.zeros((15, 2, 192), np.float32)}, r"windows are \[15, 2, 192\], must be"),
         ({"a_log": np.zeros((3, 3), np.float32)}, r"must be \[3, 4\], one is \[3, 3\]"),
         (
-            {"conv": np.zeros((3, 190, 4), np.float32)},
-            r"conv is \[3, 190, 4\], must be \[L, 192, W\]",
+            {"conv": np.zeros((3, 4, 190), np.float32)},
+            r"conv is \[3, 4, 190\], must be \[L, W, 192\]",
         ),
     ],
 )
