@@ -1,7 +1,8 @@
 """`LLM`: load a model, generate text."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -215,13 +216,17 @@ class LLM:
         return int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
 
     def _stream(self, job: "_Job") -> Iterator[StreamDelta]:
-        for _, delta in self._run(job.samples, streaming=True):
-            output = job.output(self.tokenizer) if delta.finished else None
-            yield StreamDelta(delta.text, delta.token_ids, delta.logprobs, delta.finished, output)
+        # Closed here and now when the reader leaves: garbage collection may come later (it does on Python 3.12).
+        with closing(self._run(job.samples, streaming=True)) as run:
+            for _, delta in run:
+                output = job.output(self.tokenizer) if delta.finished else None
+                yield StreamDelta(
+                    delta.text, delta.token_ids, delta.logprobs, delta.finished, output
+                )
 
     def _run(
         self, samples: Sequence[Sample], streaming: bool
-    ) -> Iterator[tuple[Sample, StreamDelta]]:
+    ) -> Generator[tuple[Sample, StreamDelta], None, None]:
         """Drives the engine until these samples have ended; whatever happens, none of them stays behind."""
         try:
             with self._lock:

@@ -114,6 +114,7 @@ def test_the_number_of_threads_changes_no_bit():
         capture_output=True,
         text=True,
         check=True,
+        cwd=os.path.dirname(__file__),  # not where a source folder hides the installed package
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert child.stdout.strip() == digest()
