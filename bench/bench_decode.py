@@ -1,9 +1,10 @@
 """Decode, prefill and start-up of the embedded model on this CPU, beside PyTorch in the same run.
 
-    python bench/bench_decode.py --peer-python PYTHON [--peer-checkpoint FOLDER]
+    python bench/bench_decode.py --peer-python PYTHON [--peer-checkpoint FOLDER] [--llama-jsonl FILE]
 
 PYTHON is an interpreter with torch and transformers (see bench/peer_torch.py for its contract).
-Without it the engine is measured alone. Prints a table and appends one JSON line per figure to
+FILE holds llama.cpp's figures (see bench/peer_llama.py).
+Without them the engine is measured alone. Prints a table and appends one JSON line per figure to
 bench/results/cpu_decode.jsonl: median, min and max of five after one warm-up, with conditions.
 
 Contract of the engine's figures, all through LLM.generate with a plain list of token ids:
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peer_llama import read_figures
 from record import REPEATS, Summary, append, conditions, repeated, timed
 
 from onecat_jax import LLM, SamplingParams
@@ -162,10 +164,18 @@ def print_ratios(figures: list[Figure], peer_medians: dict[str, float]) -> None:
     print(f"decode with max_model_len {LIMITS[1]} over {LIMITS[0]}: {large / small:.3f}")
 
 
+def print_llama(figures: list[Figure], llama: dict[str, float]) -> None:
+    ours = {figure.name: figure.summary.median for figure in figures}
+    for name, rate in sorted(llama.items()):
+        ratio = f"{ours[name] / rate:.2f} times llama.cpp" if name in ours else "not measured here"
+        print(f"{name:16} tokens/s  {rate:.4g}  llama.cpp: {ratio}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer-python", type=Path)
     parser.add_argument("--peer-checkpoint", type=Path, default=HERE.parent / MODEL)
+    parser.add_argument("--llama-jsonl", type=Path)
     parser.add_argument("--skip-starts", action="store_true")
     args = parser.parse_args()
     where = conditions(("onecat-jax", "jax", "jaxlib", "numpy"))
@@ -175,6 +185,8 @@ def main() -> None:
     if args.peer_python:
         medians = record_peer(peer(args.peer_python, args.peer_checkpoint))
     print_ratios(figures, medians)
+    if args.llama_jsonl:
+        print_llama(figures, read_figures(args.llama_jsonl))
 
 
 if __name__ == "__main__":
