@@ -16,6 +16,7 @@ from onecat_jax.custom_calls.linear import (
     NVFP4Tensor,
     build_linear,
 )
+from onecat_jax.errors import CheckpointError
 from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
 from onecat_jax.models.qwen3_5.weights import (
     AttentionStack,
@@ -25,6 +26,14 @@ from onecat_jax.models.qwen3_5.weights import (
     Params,
     Segment,
 )
+
+_FUSED_SITES = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    ("mlp.gate_proj", "mlp.up_proj"),
+)
+_DENSE_SITE = "linear_attn.in_proj_b"
 
 HostTensors = Mapping[str, Any]  # canonical name -> DenseTensor | NVFP4Tensor | np.ndarray
 
@@ -151,6 +160,29 @@ def _dense(weight: Linear) -> Dense:
     return weight
 
 
+def _check_formats(tensors: HostTensors, config: ModelConfig) -> None:
+    """Refuses formats that a fused site can't hold, before anything is placed.
+
+    Raises:
+      CheckpointError: siblings of one site stored in different formats, or quantised GDN gates.
+    """
+    for layer in range(config.num_hidden_layers):
+        for site in _FUSED_SITES:
+            names = [f"layers.{layer}.{name}.weight" for name in site]
+            kinds = {n: type(tensors[n]) for n in names if n in tensors}
+            shown = ", ".join(f"{n} is {kind.__name__}" for n, kind in kinds.items())
+            if len(set(kinds.values())) > 1:
+                raise CheckpointError(
+                    f"{shown}; tensors that are multiplied together must be stored in one format: "
+                    "use an export that quantises all of them or none."
+                )
+            if site[0] == _DENSE_SITE and NVFP4Tensor in kinds.values():
+                raise CheckpointError(
+                    f"{shown}; quantised GDN gates aren't implemented yet: use an export that leaves "
+                    "in_proj_a and in_proj_b dense."
+                )
+
+
 def _host_bytes(tensor: DenseTensor | NVFP4Tensor) -> int:
     if isinstance(tensor, DenseTensor):
         return tensor.weight.nbytes
@@ -181,7 +213,11 @@ def build_params(
       dtype: compute dtype.
       loops: which layer loops run on the device.
       progress: called with the checkpoint bytes of each finished site.
+
+    Raises:
+      CheckpointError: formats that a fused site can't hold; nothing has been placed then.
     """
+    _check_formats(tensors, config)
     builder = _Builder(tensors, config, route, dtype, progress)
     signatures = [_signature(tensors, i, kind) for i, kind in enumerate(config.layer_types)]
     segments = tuple(builder.segment(p, loops) for p in plan_segments(signatures))

@@ -12,7 +12,7 @@ from jax import lax
 from onecat_jax.custom_calls.linear import Layer
 
 pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "cpu", reason="aliasing on CPU; a GPU has its own test of the round"
+    jax.default_backend() != "cpu", reason="about aliasing on the CPU routes"
 )
 G = Geometry(slots=8)
 

@@ -11,7 +11,7 @@ from jax import lax
 from onecat_jax.custom_calls.paged_attention import attend, write_tokens
 
 pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "cpu", reason="aliasing on CPU; a GPU has its own test of the round"
+    jax.default_backend() != "cpu", reason="about aliasing on the CPU routes"
 )
 
 
