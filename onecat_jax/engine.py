@@ -114,16 +114,21 @@ class Engine:
 
     def _prefill(self, request: Request) -> None:
         wanted = request.params.prompt_logprobs
+        penalised = np.array([request.sampling.penalised])
         for start, count in self.buckets.chunks(len(request.prompt) - 1):
             batch = self._prompt_batch(request, start, count)
             if wanted is None:
-                self.state = self._run(("prefill", batch.tokens.shape[1]), prefill, (batch,))
+                self.state = self._run(
+                    ("prefill", batch.tokens.shape[1]), prefill, (batch, penalised)
+                )
                 continue
             k = 0 if wanted == 0 else _SCORES[-1]
             targets = np.zeros_like(batch.tokens)
             targets[0, :count] = request.prompt[start + 1 : start + count + 1]
             key = ("prefill scored", batch.tokens.shape[1], k)
-            self.state, scores = self._run(key, partial(prefill_scored, k=k), (batch, targets))
+            self.state, scores = self._run(
+                key, partial(prefill_scored, k=k), (batch, penalised, targets)
+            )
             request.prompt_scores.extend(_host_scores(scores, count, wanted))
 
     def _prompt_batch(self, request: Request, start: int, count: int) -> StepBatch:
@@ -237,7 +242,7 @@ class Engine:
         total = len(self.buckets.prefill_tokens) + len(self.buckets.decode_rows)
         for done, size in enumerate(self.buckets.prefill_tokens):
             progress(f"prefill of {size} tokens", done, total)
-            self.state = self._run(("prefill", size), prefill, (self._padding_batch(size),))
+            self.state = self._run(("prefill", size), prefill, self._padding_batch(size))
         for done, rows in enumerate(
             self.buckets.decode_rows, start=len(self.buckets.prefill_tokens)
         ):
@@ -245,10 +250,11 @@ class Engine:
             self._launch([], rows, None, 0)
         progress("ready", total, total)
 
-    def _padding_batch(self, size: int) -> StepBatch:
+    def _padding_batch(self, size: int) -> tuple[StepBatch, np.ndarray]:
         """A prefill of nothing."""
         zero = operand([0])
-        return StepBatch(operand([[0] * size]), zero, zero, zero, self._tables([], 1))
+        batch = StepBatch(operand([[0] * size]), zero, zero, zero, self._tables([], 1))
+        return batch, np.array([False])
 
 
 def operand(values: Any) -> Array:

@@ -11,6 +11,7 @@ from onecat_jax.errors import RequestError
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 16  # stop_token_ids and the model's end-of-sequence ids together
 MAX_SAMPLES = 64
+MAX_LOGIT_BIAS = 300  # as in the OpenAI API
 _LATER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p")
 

@@ -1,14 +1,22 @@
 """The device programs: prefill of one chunk, and a loop of decode steps. Pure functions of (params, state, operands)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from onecat_jax.models.qwen3_5 import ForwardOptions, Params, StepBatch, forward, logits
-from onecat_jax.sampling import SamplingState, healthy_rows, sample, stop_hits, token_logprobs
-from onecat_jax.state import CacheState
+from onecat_jax.sampling import (
+    SamplingState,
+    SlotCounts,
+    healthy_rows,
+    sample,
+    stop_hits,
+    token_logprobs,
+)
+from onecat_jax.sharding import Shards
+from onecat_jax.state import CacheState, FedTokens, record
 
 RUNNING, STOPPED, LENGTH, UNHEALTHY = range(4)
 _HEAD_ROWS = 64  # prompt rows whose logits exist at a time
@@ -21,6 +29,10 @@ class StepOptions:
     forward: ForwardOptions
     vocab_size: int  # ids from here on are padding of the table and never sampled
     launch_steps: int
+
+    @property
+    def shards(self) -> Shards:
+        return self.forward.shards
 
 
 @jax.tree_util.register_dataclass
@@ -58,18 +70,42 @@ class Launch:
     scores: TokenScores | None  # [R, B, ...]
 
 
-def _score(hidden_logits: Array, tokens: Array, k: int, vocab_size: int) -> TokenScores:
+def _score(hidden_logits: Array, tokens: Array, k: int, options: StepOptions) -> TokenScores:
     logprob, top_ids, top_logprobs, rank = token_logprobs(
-        hidden_logits, tokens, k, vocab_size=vocab_size
+        hidden_logits, tokens, k, vocab_size=options.vocab_size, shards=options.shards
     )
     return TokenScores(logprob, rank, top_ids, top_logprobs)
 
 
+def feed(
+    params: Params,
+    state: CacheState,
+    batch: StepBatch,
+    prompt_length: Array,
+    penalised: Array,
+    options: StepOptions,
+) -> tuple[Array, CacheState]:
+    """Runs new rows into caches and token history: hidden rows [B, T, E] and the new state.
+
+    Args:
+      prompt_length: [B] int32, tokens at smaller positions belong to the prompt.
+      penalised: [B] bool, rows whose history is wanted.
+    """
+    hidden, state = forward(params, state, batch, options.forward)
+    fed = FedTokens(batch.tokens, batch.start, batch.count, batch.slots, prompt_length, penalised)
+    offset = options.shards.rank() * state.history.counts.shape[1]
+    return hidden, replace(state, history=record(state.history, fed, offset))
+
+
 def prefill(
-    params: Params, state: CacheState, batch: StepBatch, options: StepOptions
+    params: Params,
+    state: CacheState,
+    batch: StepBatch,
+    penalised: Array,
+    options: StepOptions,
 ) -> CacheState:
-    """Runs one chunk of prompts into the state; computes no logits."""
-    _, state = forward(params, state, batch, options.forward)
+    """Runs one chunk of prompts into the state; computes no logits. penalised: bool [B], see `feed`."""
+    _, state = feed(params, state, batch, batch.start + batch.count, penalised, options)
     return state
 
 
@@ -77,6 +113,7 @@ def prefill_scored(
     params: Params,
     state: CacheState,
     batch: StepBatch,
+    penalised: Array,
     targets: Array,
     options: StepOptions,
     *,
@@ -86,11 +123,12 @@ def prefill_scored(
 
     The head runs over 64 rows at a time, so the logits of a whole chunk never exist.
     """
-    hidden, state = forward(params, state, batch, options.forward)
+    prompt_length = batch.start + batch.count
+    hidden, state = feed(params, state, batch, prompt_length, penalised, options)
     pieces = hidden.reshape(-1, min(_HEAD_ROWS, hidden.shape[1]), hidden.shape[-1])
 
     def piece(rows: tuple[Array, Array]) -> TokenScores:
-        return _score(logits(params, rows[0], options.forward), rows[1], k, options.vocab_size)
+        return _score(logits(params, rows[0], options.forward), rows[1], k, options)
 
     scores = lax.map(piece, (pieces, targets.reshape(pieces.shape[:2])))
     return state, jax.tree.map(lambda a: a.reshape(hidden.shape[1], *a.shape[2:]), scores)
@@ -113,14 +151,22 @@ def _decode_step(
         slots=jnp.where(running, rows.slots, 0),
         table=rows.table,
     )
-    hidden, state = forward(params, state, batch, options.forward)
+    hidden, state = feed(params, state, batch, sampling.prompt_length, sampling.penalised, options)
     scores = logits(params, hidden[:, 0], options.forward)
     position = rows.position + running
-    token = sample(scores, sampling, position, vocab_size=options.vocab_size, banned=banned)
+    token = sample(
+        scores,
+        sampling,
+        position,
+        vocab_size=options.vocab_size,
+        banned=banned,
+        history=SlotCounts(state.history.counts, batch.slots),
+        shards=options.shards,
+    )
     budget = rows.budget - running
     status = jnp.where(budget <= 0, LENGTH, RUNNING)
     status = jnp.where(stop_hits(token, sampling), STOPPED, status)
-    healthy = healthy_rows(scores, vocab_size=options.vocab_size)
+    healthy = healthy_rows(scores, vocab_size=options.vocab_size, shards=options.shards)
     status = jnp.where(healthy, status, UNHEALTHY)
     rows = DecodeRows(
         token=jnp.where(running, token, rows.token),
@@ -150,7 +196,7 @@ def decode(
       params, state: donate the state.
       rows: the requests.
       sampling: their settings.
-      banned: bool [V] ids never sampled.
+      banned: bool [V] ids never sampled (each rank's slice).
       steps: int32 scalar, at most options.launch_steps.
       options: static.
       k: None for no scores, else how many of the likeliest tokens come with each token (static).
@@ -167,7 +213,7 @@ def decode(
         )
         tokens = tokens.at[step].set(token)
         if k is not None:
-            new = _score(row_logits, jnp.maximum(token, 0), k, options.vocab_size)
+            new = _score(row_logits, jnp.maximum(token, 0), k, options)
             scores = jax.tree.map(lambda all_steps, one: all_steps.at[step].set(one), scores, new)
         return step + 1, state, rows, tokens, scores
 

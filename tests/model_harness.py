@@ -73,6 +73,7 @@ class Harness:
             value_dim=c.linear_value_head_dim,
             conv_channels=c.conv_dim,
             conv_width=c.linear_conv_kernel_dim,
+            vocab=c.vocab_size,
         )
         dtype = jnp.dtype(self.options.dtype)
         state = CacheState.zeros(shape, kv_dtype=dtype, window_dtype=dtype)

@@ -11,14 +11,15 @@ import pytest
 import onecat_jax
 
 ROOT = Path(onecat_jax.__file__).parent
-_LEAVES = ("errors", "state")
+_LEAVES = ("errors", "state", "sharding")
 _MAY_IMPORT = {
     "custom_calls": ("custom_calls", "errors", "_ext"),
     "models": ("models", "custom_calls", *_LEAVES),
     "state": ("state", "errors"),
+    "sharding": ("sharding", "errors"),
     "errors": (),
     "text": ("text", "errors", "json_files", "sampling_params"),
-    "sampling": ("sampling", "errors", "sampling_params"),
+    "sampling": ("sampling", "errors", "sampling_params", "sharding"),
 }
 
 

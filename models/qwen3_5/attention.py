@@ -36,7 +36,7 @@ def attention(
     Returns:
       the float32 update [B, T, E] (zero for padding rows) and the cache with the new keys and values.
     """
-    config, dtype, policy = options.config, options.compute_dtype, options.policy
+    config, dtype, policy = options.local, options.compute_dtype, options.policy
     heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
     qkv = linear(h, stack.qkv_proj, layer, policy=policy)
@@ -52,4 +52,4 @@ def attention(
     out = out * jax.nn.sigmoid(gate.astype(jnp.float32))
     out = out.reshape(*x.shape[:2], heads * dim).astype(dtype)
     update = linear(out, stack.o_proj, layer, out_dtype=jnp.float32, policy=policy)
-    return update, PagedKV(keys, values, kv.pages)
+    return options.shards.sum(update), PagedKV(keys, values, kv.pages)

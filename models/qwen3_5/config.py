@@ -1,10 +1,11 @@
 """Configuration of the dense Qwen3.5 / 3.6 / 3.8 text model, read from a Hugging Face config.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from onecat_jax.errors import ModelConfigError
+from onecat_jax.sharding import local_counts
 
 LayerKind = Literal["linear_attention", "full_attention"]
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
@@ -48,6 +49,35 @@ class ModelConfig:
     @property
     def num_linear_layers(self) -> int:
         return self.layer_types.count("linear_attention")
+
+    @property
+    def units(self) -> dict[str, int]:
+        """What each logical axis (params.py) is counted in."""
+        return {
+            "vocab": self.vocab_size,
+            "heads": self.num_attention_heads,
+            "kv_heads": self.num_key_value_heads,
+            "key_heads": self.linear_num_key_heads,
+            "value_heads": self.linear_num_value_heads,
+            "mlp": self.intermediate_size,
+        }
+
+    def local(self, ranks: int) -> "ModelConfig":
+        """This model's share on one of several tensor-parallel ranks.
+
+        Raises:
+          EngineError: heads, features or ids don't divide.
+        """
+        count = local_counts(self.units, ranks)
+        return replace(
+            self,
+            vocab_size=count["vocab"],
+            intermediate_size=count["mlp"],
+            num_attention_heads=count["heads"],
+            num_key_value_heads=count["kv_heads"],
+            linear_num_key_heads=count["key_heads"],
+            linear_num_value_heads=count["value_heads"],
+        )
 
     @property
     def key_dim(self) -> int:

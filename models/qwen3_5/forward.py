@@ -1,6 +1,6 @@
 """The forward pass: tokens in, final hidden rows and the new state out. Pure; runs under jit, in loops and in shard_map."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import jax
@@ -17,6 +17,7 @@ from onecat_jax.models.qwen3_5.gdn import gdn_mixer
 from onecat_jax.models.qwen3_5.layers import mlp, rms_norm, rotary_angles
 from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import Params, Segment
+from onecat_jax.sharding import WHOLE, Shards
 from onecat_jax.state import CacheState
 
 
@@ -40,10 +41,16 @@ class _Context:
     rotary: tuple[Array, Array]
 
 
-def embed(weight: Dense, tokens: Array, real: Array) -> Array:
-    """Rows of the embedding as float32 [B, T, E]; padding rows are zero and stay zero through every layer."""
-    rows = pick(weight.weight, Layer(0))[tokens]
-    return jnp.where(real[..., None], rows.astype(jnp.float32), 0.0)
+def embed(weight: Dense, tokens: Array, real: Array, shards: Shards = WHOLE) -> Array:
+    """Rows of the embedding as float32 [B, T, E]; padding rows are zero and stay zero through every layer.
+
+    Each rank looks up the ids of its slice of the vocabulary; the sum over ranks adds zeros to one row.
+    """
+    table = pick(weight.weight, Layer(0))
+    ids = tokens - shards.rank() * table.shape[0]
+    mine = real & (ids >= 0) & (ids < table.shape[0])
+    rows = table[jnp.clip(ids, 0, table.shape[0] - 1)]
+    return shards.sum(jnp.where(mine[..., None], rows.astype(jnp.float32), 0.0))
 
 
 def _mix(
@@ -56,13 +63,13 @@ def _mix(
         slots = (segment.first_gdn + at) * state.gdn.slots + ctx.batch.slots
         rows = GDNRows(slots, ctx.batch.start, ctx.batch.count, ctx.rows.live)
         update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, ctx.options)
-        return x + update, CacheState(state.kv, gdn)
+        return x + update, replace(state, gdn=gdn)
     assert segment.attention is not None, "a segment with attention layers holds their weights"
     cache_layer = segment.first_attention + at
     update, kv = attention(
         segment.attention, layer, x, state.kv, cache_layer, ctx.rows, ctx.rotary, ctx.options
     )
-    return x + update, CacheState(kv, state.gdn)
+    return x + update, replace(state, kv=kv)
 
 
 def _superblock(
@@ -142,13 +149,14 @@ def forward(
     rotary = rotary_angles(batch.start[:, None] + offset, config.rotary_dim, config.rope_theta)
     rows = AttentionRows(batch.table, batch.start, batch.count, LiveRows.of(batch.count))
     ctx = _Context(options, batch, rows, rotary)
-    x = embed(params.embed, batch.tokens, real)
+    x = embed(params.embed, batch.tokens, real, options.shards)
     for segment in params.segments:
         x, state = _segment(ctx, segment, x, state)
     return rms_norm(x, params.norm, options.eps), state
 
 
 def logits(params: Params, hidden: Array, options: ForwardOptions) -> Array:
-    """Hidden rows [..., E] -> logits [..., V] float32 (padded vocabulary ids included)."""
+    """Hidden rows [..., E] -> logits [..., V] float32, padded vocabulary ids included; under tensor parallelism each rank's
+    slice of V."""
     h = hidden.astype(options.compute_dtype)
     return linear(h, params.head, Layer(0), out_dtype=jnp.float32, policy=options.policy)

@@ -38,7 +38,7 @@ def gdn_mixer(
     Returns:
       the float32 update [B, T, E] (zero for padding rows) and the cache after `count` rows.
     """
-    config, dtype, policy = options.config, options.compute_dtype, options.policy
+    config, dtype, policy = options.local, options.compute_dtype, options.policy
     h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
     qkv, z = jnp.split(linear(h, stack.in_proj, layer, policy=policy), [config.conv_dim], axis=-1)
     gates = linear(h, stack.gate_proj, layer, out_dtype=jnp.float32, policy=policy)
@@ -48,4 +48,4 @@ def gdn_mixer(
     y = _gated_norm(o, z.reshape(o.shape), pick(stack.out_norm, layer), options.eps)
     y = y.reshape(*x.shape[:2], config.value_dim).astype(dtype)
     update = linear(y, stack.out_proj, layer, out_dtype=jnp.float32, policy=policy)
-    return update, GDNCache(state, window, cache.slots)
+    return options.shards.sum(update), GDNCache(state, window, cache.slots)

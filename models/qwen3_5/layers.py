@@ -36,4 +36,5 @@ def mlp(stack: MLPStack, layer: Layer, x: Array, options: ForwardOptions) -> Arr
     h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
     gate, up = jnp.split(linear(h, stack.gate_up_proj, layer, policy=policy), 2, axis=-1)
     h = (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(dtype)
-    return linear(h, stack.down_proj, layer, out_dtype=jnp.float32, policy=policy)
+    update = linear(h, stack.down_proj, layer, out_dtype=jnp.float32, policy=policy)
+    return options.shards.sum(update)

@@ -1,11 +1,13 @@
 """Static choices of a forward pass."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax.numpy as jnp
 
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.models.qwen3_5.config import ModelConfig
+from onecat_jax.sharding import WHOLE, Shards
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,12 @@ class ForwardOptions:
     config: ModelConfig
     dtype: str  # compute dtype of activations: "float32", "float16" or "bfloat16"
     policy: Policy
+    shards: Shards = WHOLE
+
+    @cached_property
+    def local(self) -> ModelConfig:
+        """The configuration with the heads, features and ids of one rank: the shapes that a program sees."""
+        return self.config.local(self.shards.size)
 
     @property
     def compute_dtype(self) -> jnp.dtype:

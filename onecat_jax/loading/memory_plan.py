@@ -82,6 +82,7 @@ class Requirements:
             value_dim=c.linear_value_head_dim,
             conv_channels=c.conv_dim,
             conv_width=c.linear_conv_kernel_dim,
+            vocab=c.vocab_size,
         )
 
     @cached_property
@@ -94,6 +95,7 @@ class Requirements:
         return groups | {
             "GDN state": state,
             "convolution window": window,
+            "token history": shape.history_bytes,
             "largest temporary": self.slab + self._activations(),
             "headroom": HEADROOM,
         }

@@ -4,6 +4,7 @@ Everything is jittable, takes one batch row per request in [B] arrays and gives 
 its neighbours and the batch size are. Imports no model, no state of the engine and no server.
 """
 
+from onecat_jax.sampling.counts import SlotCounts
 from onecat_jax.sampling.draw import healthy_rows, sample, stop_hits
 from onecat_jax.sampling.logprobs import token_logprobs
 from onecat_jax.sampling.randomness import STREAM_ACCEPT, STREAM_DRAFT, STREAM_TARGET
@@ -14,6 +15,7 @@ __all__ = [
     "STREAM_DRAFT",
     "STREAM_TARGET",
     "SamplingState",
+    "SlotCounts",
     "healthy_rows",
     "request_row",
     "sample",

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from onecat_jax.sampling.counts import SlotCounts
 from onecat_jax.sampling.cut import Head, empty_head, finish_cut, head_of, needs_order
 from onecat_jax.sampling.randomness import STREAM_TARGET, gumbel, gumbel_noise, token_words
 from onecat_jax.sampling.search import apply_cut
 from onecat_jax.sampling.state import SamplingState
 from onecat_jax.sampling.transforms import clean, scaled_logits
+from onecat_jax.sharding import WHOLE, Shards
 
 
 def sample(
@@ -23,6 +25,8 @@ def sample(
     *,
     vocab_size: int,
     banned: Array | None = None,
+    history: SlotCounts | None = None,
+    shards: Shards = WHOLE,
     stream: int = STREAM_TARGET,
 ) -> Array:
     """Picks the next token of every row.
@@ -120,7 +124,7 @@ def _pick_head(head: Head, state: SamplingState, positions: Array, stream: int) 
     return jnp.min(ids, axis=-1)
 
 
-def healthy_rows(logits: Array, *, vocab_size: int) -> Array:
+def healthy_rows(logits: Array, *, vocab_size: int, shards: Shards = WHOLE) -> Array:
     """Rows [B] whose logits at real ids hold no NaN and no +inf, and at least one finite number."""
     real = logits[:, :vocab_size]
     bad = jnp.isnan(real) | jnp.isposinf(real)

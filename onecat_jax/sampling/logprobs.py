@@ -6,10 +6,16 @@ from jax import Array, lax
 
 from onecat_jax.sampling.sums import tree_sum
 from onecat_jax.sampling.transforms import clean
+from onecat_jax.sharding import WHOLE, Shards
 
 
 def token_logprobs(
-    logits: Array, tokens: Array, k: int, *, vocab_size: int | None = None
+    logits: Array,
+    tokens: Array,
+    k: int,
+    *,
+    vocab_size: int | None = None,
+    shards: Shards = WHOLE,
 ) -> tuple[Array, Array, Array, Array]:
     """Log probabilities of the chosen tokens and of the k likeliest.
 

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from onecat_jax.sampling_params import MAX_STOP_IDS, SamplingParams, effective_stop_ids
+from onecat_jax.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_IDS,
+    SamplingParams,
+    effective_stop_ids,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -24,6 +29,18 @@ class SamplingState:
     seed: Array  # [B, 2] uint32, low word first
     stop_ids: Array  # [B, MAX_STOP_IDS] int32, -1 = unused
     min_position: Array  # [B] int32, stop ids aren't sampled at positions below it (min_tokens)
+    prompt_length: Array  # [B] int32, tokens at smaller positions belong to the prompt
+    presence_penalty: Array  # [B] float32, 0 = off
+    frequency_penalty: Array  # [B] float32, 0 = off
+    repetition_penalty: Array  # [B] float32, 1 = off
+    bias_ids: Array  # [B, MAX_LOGIT_BIAS] int32, -1 = unused
+    bias_values: Array  # [B, MAX_LOGIT_BIAS] float32
+
+    @property
+    def penalised(self) -> Array:
+        """Rows [B] that need the token history."""
+        additive = (self.presence_penalty != 0) | (self.frequency_penalty != 0)
+        return additive | (self.repetition_penalty != 1)
 
 
 def request_row(
@@ -51,7 +68,15 @@ def request_row(
         "seed": np.array([bits & 0xFFFFFFFF, bits >> 32], np.uint32),
         "stop_ids": padded,
         "min_position": np.int32(min(prompt_length + params.min_tokens, 2**31 - 1)),
+        "prompt_length": np.int32(prompt_length),
+        "presence_penalty": np.float32(params.presence_penalty),
+        "frequency_penalty": np.float32(params.frequency_penalty),
+        "repetition_penalty": np.float32(params.repetition_penalty),
+        "bias_ids": np.full(MAX_LOGIT_BIAS, -1, np.int32),
+        "bias_values": np.zeros(MAX_LOGIT_BIAS, np.float32),
     }
+    for at, (token, bias) in enumerate(sorted((params.logit_bias or {}).items())):
+        fields["bias_ids"][at], fields["bias_values"][at] = token, bias
     return SamplingState(**fields)  # host arrays, which become device arrays at the jit boundary
 
 

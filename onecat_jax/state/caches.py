@@ -1,4 +1,4 @@
-"""Paged keys and values, GDN states and convolution windows of all layers as flat arrays.
+"""Paged keys and values, GDN states, convolution windows of all layers as flat arrays, and what each sequence has seen.
 
 Layers never have an array (or a slice) of their own: page id = layer * pages + page, slot id = layer * slots + slot, so that
 no step can copy a cache by cutting a layer out of it. Page 0 and slot 0 of every layer are padding: they are written by rows
@@ -11,6 +11,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from onecat_jax.state.history import TokenHistory
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class CacheShape:
     value_dim: int
     conv_channels: int
     conv_width: int
+    vocab: int
 
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of keys and values together."""
@@ -40,6 +44,11 @@ class CacheShape:
         state = 4 * self.value_heads * self.key_dim * self.value_dim
         window = (self.conv_width - 1) * self.conv_channels * conv_itemsize
         return self.gdn_layers * self.slots * (state + window)
+
+    @property
+    def history_bytes(self) -> int:
+        """Bytes of the token counts."""
+        return 4 * self.slots * self.vocab
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["pages"])
@@ -69,6 +78,7 @@ class CacheState:
 
     kv: PagedKV
     gdn: GDNCache
+    history: TokenHistory
 
     @staticmethod
     def zeros(shape: CacheShape, *, kv_dtype: jnp.dtype, window_dtype: jnp.dtype) -> "CacheState":
@@ -80,4 +90,14 @@ class CacheState:
         return CacheState(
             PagedKV(jnp.zeros(kv, kv_dtype), jnp.zeros(kv, kv_dtype), shape.pages),
             GDNCache(jnp.zeros(state, jnp.float32), jnp.zeros(window, window_dtype), shape.slots),
+            TokenHistory.zeros(shape.slots, shape.vocab),
+        )
+
+    def specs(self, axis: str) -> "CacheState":
+        """How the pieces of tensor-parallel ranks lie side by side along a mesh axis: by heads, channels and ids."""
+        heads = P(None, None, axis)
+        return CacheState(
+            PagedKV(heads, heads, self.kv.pages),  # type: ignore[arg-type]  # specs in the place of arrays
+            GDNCache(P(None, axis), heads, self.gdn.slots),  # type: ignore[arg-type]
+            TokenHistory(P(None, axis)),  # type: ignore[arg-type]
         )
