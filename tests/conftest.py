@@ -1,6 +1,10 @@
-"""Options of the test session."""
+"""Options of the test session, and four CPU devices for every test of tensor parallelism."""
 
+import jax
 import pytest
+
+# Before any backend exists, which fixes the number. What doesn't ask for more runs on the first device.
+jax.config.update("jax_num_cpu_devices", 4)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
