@@ -10,13 +10,19 @@
 
 namespace onecat {
 
+// Threads that can really run at once. XLA's pool is larger than that when it has been told to show several CPU devices.
+inline int64_t cores() {
+  static const int64_t count = std::max(1u, std::thread::hardware_concurrency());
+  return count;
+}
+
 // Calls body(first, last) for consecutive pieces of [0, count), at most `grain` long, and returns when all are done. The
 // caller works too and waits only for pieces that another thread has begun, never for a thread to become free, so a
 // handler that itself runs on the pool can't deadlock. Which thread runs a piece must not matter.
 template <class Body>
 void parallel_for(xla::ffi::ThreadPool& pool, int64_t count, int64_t grain, const Body& body) {
   const int64_t pieces = (count + grain - 1) / grain;
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), pieces) - 1;
+  const int64_t helpers = std::min({static_cast<int64_t>(pool.num_threads()), cores(), pieces}) - 1;
   if (helpers <= 0) {
     body(0, count);
     return;
