@@ -118,7 +118,7 @@ class Engine:
         for start, count in self.buckets.chunks(len(request.prompt) - 1):
             batch = self._prompt_batch(request, start, count)
             if wanted is None:
-                self.state = self._run(
+                self.state, _ = self._run(
                     ("prefill", batch.tokens.shape[1]), prefill, (batch, penalised)
                 )
                 continue
@@ -198,7 +198,7 @@ class Engine:
         def build() -> Callable:
             return partial(function, options=self.options)
 
-        return self.programs.call(key, build, (self.params, self.state, *operands), donate=(1,))
+        return self.programs.call(key, build, (self.params, self.state, *operands))
 
     def _extend(
         self, request: Request, row: int, count: int, tokens: np.ndarray, status: int,
@@ -242,7 +242,7 @@ class Engine:
         total = len(self.buckets.prefill_tokens) + len(self.buckets.decode_rows)
         for done, size in enumerate(self.buckets.prefill_tokens):
             progress(f"prefill of {size} tokens", done, total)
-            self.state = self._run(("prefill", size), prefill, self._padding_batch(size))
+            self.state, _ = self._run(("prefill", size), prefill, self._padding_batch(size))
         for done, rows in enumerate(
             self.buckets.decode_rows, start=len(self.buckets.prefill_tokens)
         ):

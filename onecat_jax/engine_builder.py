@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import jax
-
 from onecat_jax.buckets import LAUNCH_STEPS, Buckets
 from onecat_jax.config import EngineConfig
+from onecat_jax.device_state import empty_state
 from onecat_jax.engine import Engine
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.memory_plan import MemoryPlan
@@ -17,7 +16,7 @@ from onecat_jax.model_loader import LoadedModel, load_model
 from onecat_jax.models import registry
 from onecat_jax.programs import Programs
 from onecat_jax.scheduler import PagePool, Scheduler
-from onecat_jax.state import CacheState
+from onecat_jax.sharding import Placement
 from onecat_jax.steps import StepOptions
 from onecat_jax.text import Tokenizer
 
@@ -44,19 +43,25 @@ def build_engine(
     family = registry.resolve(checkpoint.config)
     model = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(model))
-    plan = plan_memory(config, model, sources, jax.local_devices()[0])
+    placement = Placement.of(config.tensor_parallel_size)
+    plan = plan_memory(config, model, sources, placement.devices[0])
     loaded = load_model(checkpoint, sources, model, config, partial(progress, "loading weights"))
-    engine = _engine(loaded, tokenizer, config, plan)
+    engine = _engine(loaded, tokenizer, config, plan, placement)
     return BuiltEngine(engine, plan, model.max_position_embeddings)
 
 
 def _engine(
-    loaded: LoadedModel, tokenizer: Tokenizer, config: EngineConfig, plan: MemoryPlan
+    loaded: LoadedModel,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    placement: Placement,
 ) -> Engine:
     model, cache = loaded.options.config, plan.cache
     request = plan.request
     zeros = partial(
-        CacheState.zeros,
+        empty_state,
+        placement,
         cache,
         kv_dtype=request.kv_storage,
         window_dtype=loaded.options.compute_dtype,
@@ -76,7 +81,7 @@ def _engine(
         scheduler=Scheduler(pool, config.max_num_seqs, request.max_model_len),
         table_width=pool.pages_for(request.max_model_len),
         banned=tokenizer.banned_mask(model.vocab_size),
-        programs=Programs(),
+        programs=Programs(placement),
     )
 
 

@@ -6,40 +6,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
+
+from onecat_jax.sharding import Placement, specs_of
 
 Key = tuple[Hashable, ...]
 
 
 @dataclass
 class Programs:
-    """Ahead-of-time compiled functions. Owned by one engine.
+    """Ahead-of-time compiled steps. Owned by one engine.
+
+    A step maps (params, state, *operands) to (state, result); the state is donated. It runs once per rank inside one
+    shard_map: weights and state are the rank's pieces, operands and result the same on all ranks.
 
     A compiled program refuses arguments of another shape instead of compiling again, so `compiles` is the whole truth.
     """
 
+    placement: Placement
     compiles: int = 0
     compile_seconds: float = 0.0
     _table: dict[Key, Any] = field(default_factory=dict)
 
-    def call(
-        self,
-        key: Key,
-        build: Callable[[], Callable],
-        args: tuple[Any, ...],
-        donate: tuple[int, ...] = (),
-    ) -> Any:
+    def call(self, key: Key, build: Callable[[], Callable], args: tuple[Any, ...]) -> Any:
         """Runs the program `key`, compiling `build()` for the shapes of `args` on first use."""
         program = self._table.get(key)
         if program is None:
-            program = self._table[key] = self._compile(build(), args, donate)
+            program = self._table[key] = self._compile(build(), args)
         return program(*args)
 
-    def _compile(self, function: Callable, args: tuple[Any, ...], donate: tuple[int, ...]) -> Any:
+    def _compile(self, step: Callable, args: tuple[Any, ...]) -> Any:
         begin = time.perf_counter()
-        compiled = jax.jit(function, donate_argnums=donate).lower(*args).compile()
+        compiled = jax.jit(self._over_ranks(step, args), donate_argnums=1).lower(*args).compile()
         self.compiles += 1
         self.compile_seconds += time.perf_counter() - begin
         return compiled
+
+    def _over_ranks(self, step: Callable, args: tuple[Any, ...]) -> Callable:
+        if self.placement.size == 1:
+            return step
+        whole = PartitionSpec()
+        params, state = specs_of(args[0]), specs_of(args[1])
+        in_specs = (params, state, *[whole] * (len(args) - 2))
+        return self.placement.shard_map(step, in_specs=in_specs, out_specs=(state, whole))
 
     def hlo(self, key: Key) -> str:
         """Optimised HLO of a compiled program."""

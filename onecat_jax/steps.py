@@ -1,4 +1,5 @@
-"""The device programs: prefill of one chunk, and a loop of decode steps. Pure functions of (params, state, operands)."""
+"""The device programs: prefill of one chunk, and a loop of decode steps. Pure functions (params, state, operands) -> (state,
+result), which run once per rank inside shard_map under tensor parallelism."""
 
 from dataclasses import dataclass, replace
 
@@ -103,10 +104,10 @@ def prefill(
     batch: StepBatch,
     penalised: Array,
     options: StepOptions,
-) -> CacheState:
+) -> tuple[CacheState, None]:
     """Runs one chunk of prompts into the state; computes no logits. penalised: bool [B], see `feed`."""
     _, state = feed(params, state, batch, batch.start + batch.count, penalised, options)
-    return state
+    return state, None
 
 
 def prefill_scored(
@@ -196,12 +197,12 @@ def decode(
       params, state: donate the state.
       rows: the requests.
       sampling: their settings.
-      banned: bool [V] ids never sampled (each rank's slice).
+      banned: bool [V] ids never sampled, of the whole vocabulary.
       steps: int32 scalar, at most options.launch_steps.
       options: static.
       k: None for no scores, else how many of the likeliest tokens come with each token (static).
     """
-    batch = rows.token.shape[0]
+    batch, banned = rows.token.shape[0], options.shards.own(banned)
     shape = (options.launch_steps, batch)
     tokens = jnp.full(shape, -1, jnp.int32)
     scores = None if k is None else _empty_scores(shape, k)

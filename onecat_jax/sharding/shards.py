@@ -35,6 +35,13 @@ class Shards:
         """[...] of each rank -> [ranks, ...], in rank order: one all-gather. For small things, never for weights."""
         return lax.all_gather(x, TP) if self.size > 1 else x[None]
 
+    def own(self, x: Array) -> Array:
+        """This rank's slice of something that every rank has whole: [..., ranks * n] -> [..., n]."""
+        if self.size == 1:
+            return x
+        width = x.shape[-1] // self.size
+        return lax.dynamic_slice_in_dim(x, self.rank() * width, width, axis=-1)
+
     def concatenate(self, x: Array) -> Array:
         """[..., n] of each rank -> [..., ranks * n], in rank order along the last axis."""
         if self.size == 1:
