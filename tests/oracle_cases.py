@@ -1,4 +1,4 @@
-"""The ten Qwen3.5 dense geometries of the parity tests: small, unlike in all a layer depends on."""
+"""The twelve Qwen3.5 dense geometries of the parity tests: small, unlike in all a layer depends on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -271,5 +271,42 @@ CASES: tuple[Case, ...] = (
             full_attention_interval=4,
         ),
         ((64, 64, 64, 64, 3), (192, 67), (200, 59)),
+    ),
+    Case(
+        "four_ranks_gqa4",
+        111,
+        133,
+        _config(
+            hidden=128,
+            inter=192,
+            heads=(8, 2, 32),
+            gdn=(4, 12, 16, 16),
+            conv=4,
+            layers=8,
+            vocab=128,
+            partial=0.25,
+            tied=False,
+            theta=1e6,
+            full_attention_interval=4,
+        ),
+        ((64, 64, 5), (100, 33), (1, 131, 1)),
+    ),
+    Case(
+        "four_ranks_one_kv_head",
+        112,
+        90,
+        _config(
+            hidden=96,
+            inter=128,
+            heads=(8, 1, 48),
+            gdn=(8, 8, 16, 32),
+            conv=3,
+            layers=6,
+            vocab=64,
+            partial=0.5,
+            tied=True,
+            layer_types=[LINEAR, FULL, FULL, LINEAR, LINEAR, FULL],
+        ),
+        ((64, 26), (89, 1), (30, 30, 30)),
     ),
 )

@@ -10,6 +10,14 @@ from onecat_jax.sharding import local_counts
 LayerKind = Literal["linear_attention", "full_attention"]
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
+_FIELD_OF = {  # logical axis -> what counts it
+    "vocab": "vocab_size",
+    "mlp": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "key_heads": "linear_num_key_heads",
+    "value_heads": "linear_num_value_heads",
+}
 _SILU = ("silu", "swish")
 _MAX_LAYERS = 4096  # lists of one entry per layer are made before a tensor is looked for
 
@@ -52,15 +60,16 @@ class ModelConfig:
 
     @property
     def units(self) -> dict[str, int]:
-        """What each logical axis (params.py) is counted in."""
-        return {
-            "vocab": self.vocab_size,
-            "heads": self.num_attention_heads,
-            "kv_heads": self.num_key_value_heads,
-            "key_heads": self.linear_num_key_heads,
-            "value_heads": self.linear_num_value_heads,
-            "mlp": self.intermediate_size,
-        }
+        """What each logical axis (params.py) is counted in, for the axes that the model's layers have."""
+        units = {"vocab": self.vocab_size, "mlp": self.intermediate_size}
+        if self.num_full_layers:
+            units |= {"heads": self.num_attention_heads, "kv_heads": self.num_key_value_heads}
+        if self.num_linear_layers:
+            units |= {
+                "key_heads": self.linear_num_key_heads,
+                "value_heads": self.linear_num_value_heads,
+            }
+        return units
 
     def local(self, ranks: int) -> "ModelConfig":
         """This model's share on one of several tensor-parallel ranks.
@@ -68,16 +77,8 @@ class ModelConfig:
         Raises:
           EngineError: heads, features or ids don't divide.
         """
-        count = local_counts(self.units, ranks)
-        return replace(
-            self,
-            vocab_size=count["vocab"],
-            intermediate_size=count["mlp"],
-            num_attention_heads=count["heads"],
-            num_key_value_heads=count["kv_heads"],
-            linear_num_key_heads=count["key_heads"],
-            linear_num_value_heads=count["value_heads"],
-        )
+        counts = local_counts(self.units, ranks)
+        return replace(self, **{_FIELD_OF[axis]: count for axis, count in counts.items()})
 
     @property
     def key_dim(self) -> int:
