@@ -45,7 +45,8 @@ def build_engine(
     sources = find_sources(checkpoint, family.tensor_specs(model))
     placement = Placement.of(config.tensor_parallel_size)
     plan = plan_memory(config, model, sources, placement.devices[0])
-    loaded = load_model(checkpoint, sources, model, config, partial(progress, "loading weights"))
+    loading = partial(progress, "loading weights")
+    loaded = load_model(checkpoint, sources, model, config, loading, placement)
     engine = _engine(loaded, tokenizer, config, plan, placement)
     return BuiltEngine(engine, plan, model.max_position_embeddings)
 

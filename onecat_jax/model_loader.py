@@ -18,6 +18,8 @@ from onecat_jax.models.qwen3_5 import (
     build_params,
 )
 from onecat_jax.models.qwen3_5.weights import Loops
+from onecat_jax.models.tensors import HostTensors
+from onecat_jax.sharding import Placement
 
 LoadProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -43,22 +45,26 @@ def load_model(
     model: ModelConfig,
     config: EngineConfig,
     progress: LoadProgress,
+    placement: Placement,
 ) -> LoadedModel:
-    """Packs and places all weights, site by site.
+    """Packs and places all weights, site by site and rank by rank.
 
     Args:
       checkpoint, sources: the tensors, found and validated by `find_sources`.
       model: the configuration that they belong to.
       config: engine arguments.
       progress: called with bytes done and bytes in all.
+      placement: the devices, one per tensor-parallel rank.
 
     Raises:
       CheckpointError: a quantisation scale is bad.
+      EngineError: a tensor can't be split over that many ranks.
     """
     policy = Policy(backend=config.backend, strict=config.strict)
     target = policy.resolved_target()
     dtype, loops = config.compute_dtype(target.platform), choose_loops(config, target)
-    tensors = host_tensors(checkpoint, sources)
+    specs = {name: source.spec for name, source in sources.items()}
+    tensors = HostTensors(host_tensors(checkpoint, sources), specs, placement.size)
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     done = 0
 
@@ -73,7 +79,9 @@ def load_model(
         route=LinearRoute(policy, separate=loops == "none"),
         dtype=dtype,
         loops=loops,
+        placement=placement,
         progress=advance,
     )
     progress(total, total)
-    return LoadedModel(jax.block_until_ready(params), ForwardOptions(model, dtype, policy))
+    options = ForwardOptions(model, dtype, policy, placement.shards)
+    return LoadedModel(jax.block_until_ready(params), options)

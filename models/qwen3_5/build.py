@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jax import Array
 
@@ -18,6 +18,7 @@ from onecat_jax.custom_calls.linear import (
 )
 from onecat_jax.errors import CheckpointError
 from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
+from onecat_jax.models.qwen3_5.params import tensor_specs
 from onecat_jax.models.qwen3_5.weights import (
     AttentionStack,
     GDNStack,
@@ -26,6 +27,8 @@ from onecat_jax.models.qwen3_5.weights import (
     Params,
     Segment,
 )
+from onecat_jax.models.tensors import HostTensor, HostTensors, Piece, TensorSource
+from onecat_jax.sharding import Placement
 
 _FUSED_SITES = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -35,7 +38,7 @@ _FUSED_SITES = (
 )
 _DENSE_SITE = "linear_attn.in_proj_b"
 
-HostTensors = Mapping[str, Any]  # canonical name -> DenseTensor | NVFP4Tensor | np.ndarray
+Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True)
@@ -84,57 +87,113 @@ def _score(period: int, repeats: int) -> int:
 
 
 @dataclass(frozen=True)
+class _Rows(Sequence):
+    """The siblings of every layer of a site as one rank holds them, fetched when asked for."""
+
+    piece: Piece
+    rank: int
+    names: Sequence[Sequence[str]]  # per layer
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, at: Any) -> list[DenseTensor | NVFP4Tensor]:
+        return [_matrix(self.piece(name, self.rank)) for name in self.names[at]]
+
+
+def _matrix(tensor: HostTensor) -> DenseTensor | NVFP4Tensor:
+    return DenseTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+
+
+@dataclass(frozen=True)
 class _Builder:
-    tensors: HostTensors
+    source: TensorSource
     config: ModelConfig
     route: LinearRoute
     dtype: Any
+    placement: Placement
     progress: Callable[[int], None]
 
+    def _split(self, names: Sequence[str], build: Callable[[Piece, int, jax.Device], Tree]) -> Tree:
+        """Builds a site rank by rank: what a rank needed on the host is gone before the next one starts."""
+        with self.source.site(names) as piece:
+            ranks = self.placement.local_ranks()
+            pieces = [jax.block_until_ready(build(piece, rank, device)) for rank, device in ranks]
+        self._advance(names)
+        return self.placement.assemble(pieces)
+
+    def _advance(self, names: Sequence[str]) -> None:
+        self.progress(sum(map(self.source.nbytes, names)))
+
+    def _matrices(self, rows: Sequence[Sequence[str]]) -> Linear:
+        def build(piece: Piece, rank: int, device: jax.Device) -> Linear:
+            layers = _Rows(piece, rank, rows)
+            return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
+
+        return self._split([name for row in rows for name in row], build)
+
     def linear(self, layers: Sequence[int], *names: str) -> Linear:
-        rows = [[self.tensors[f"layers.{i}.{name}.weight"] for name in names] for i in layers]
-        built = build_linear(rows, route=self.route, dtype=self.dtype)
-        self.progress(sum(_host_bytes(t) for row in rows for t in row))
-        return built
+        return self._matrices([[f"layers.{i}.{name}.weight" for name in names] for i in layers])
 
     def vocabulary(self, name: str) -> Linear:
-        tensor = self.tensors[name]
-        tensor = DenseTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
-        built = build_linear([[tensor]], route=self.route, dtype=self.dtype)
-        self.progress(_host_bytes(tensor))
-        return built
+        return self._matrices([[name]])
 
-    def vectors(self, layers: Sequence[int], name: str) -> Array:
-        """Stacks small tensors as float32: norms, gates and convolutions are computed in float32."""
-        rows = [np.asarray(self.tensors[f"layers.{i}.{name}"], np.float32) for i in layers]
-        return jnp.asarray(np.stack(rows))
+    def replicated(self, layers: Sequence[int], name: str) -> Array:
+        """Stacks norm weights as float32, whole on every rank."""
+        return self._replicate([f"layers.{i}.{name}" for i in layers], np.stack)
+
+    def final_norm(self) -> Array:
+        return self._replicate(["norm.weight"], lambda rows: rows[0])
+
+    def _replicate(self, names: Sequence[str], join: Callable[..., np.ndarray]) -> Array:
+        with self.source.site(names) as piece:
+            rank = next(rank for rank, _ in self.placement.local_ranks())
+            rows = [np.asarray(piece(name, rank), np.float32) for name in names]
+            placed = jax.block_until_ready(self.placement.replicate(join(rows)))
+        self._advance(names)
+        return placed
+
+    def split(
+        self,
+        layers: Sequence[int],
+        name: str,
+        reorder: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+    ) -> Array:
+        """Stacks small tensors that are split over ranks, as float32: gates and convolutions are computed in it."""
+        names = [f"layers.{i}.{name}" for i in layers]
+
+        def build(piece: Piece, rank: int, device: jax.Device) -> Array:
+            rows = [reorder(np.asarray(piece(n, rank), np.float32)) for n in names]
+            return jax.device_put(np.stack(rows), device, may_alias=False)
+
+        return self._split(names, build)
 
     def gdn(self, layers: Sequence[int]) -> GDNStack:
         name = "linear_attn"
         return GDNStack(
-            input_norm=self.vectors(layers, "input_layernorm.weight"),
+            input_norm=self.replicated(layers, "input_layernorm.weight"),
             in_proj=self.linear(layers, f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
             gate_proj=_dense(self.linear(layers, f"{name}.in_proj_b", f"{name}.in_proj_a")),
-            conv=self.vectors(layers, f"{name}.conv1d.weight")[:, :, 0].swapaxes(1, 2),
-            a_log=self.vectors(layers, f"{name}.A_log"),
-            dt_bias=self.vectors(layers, f"{name}.dt_bias"),
-            out_norm=self.vectors(layers, f"{name}.norm.weight"),
+            conv=self.split(layers, f"{name}.conv1d.weight", lambda w: w[:, 0].T),
+            a_log=self.split(layers, f"{name}.A_log"),
+            dt_bias=self.split(layers, f"{name}.dt_bias"),
+            out_norm=self.replicated(layers, f"{name}.norm.weight"),
             out_proj=self.linear(layers, f"{name}.out_proj"),
         )
 
     def attention(self, layers: Sequence[int]) -> AttentionStack:
         name = "self_attn"
         return AttentionStack(
-            input_norm=self.vectors(layers, "input_layernorm.weight"),
+            input_norm=self.replicated(layers, "input_layernorm.weight"),
             qkv_proj=self.linear(layers, f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"),
-            q_norm=self.vectors(layers, f"{name}.q_norm.weight"),
-            k_norm=self.vectors(layers, f"{name}.k_norm.weight"),
+            q_norm=self.replicated(layers, f"{name}.q_norm.weight"),
+            k_norm=self.replicated(layers, f"{name}.k_norm.weight"),
             o_proj=self.linear(layers, f"{name}.o_proj"),
         )
 
     def mlp(self, layers: Sequence[int]) -> MLPStack:
         return MLPStack(
-            input_norm=self.vectors(layers, "post_attention_layernorm.weight"),
+            input_norm=self.replicated(layers, "post_attention_layernorm.weight"),
             gate_up_proj=self.linear(layers, "mlp.gate_proj", "mlp.up_proj"),
             down_proj=self.linear(layers, "mlp.down_proj"),
         )
@@ -160,7 +219,7 @@ def _dense(weight: Linear) -> Dense:
     return weight
 
 
-def _check_formats(tensors: HostTensors, config: ModelConfig) -> None:
+def _check_formats(source: TensorSource, config: ModelConfig) -> None:
     """Refuses formats that a fused site can't hold, before anything is placed.
 
     Raises:
@@ -169,7 +228,7 @@ def _check_formats(tensors: HostTensors, config: ModelConfig) -> None:
     for layer in range(config.num_hidden_layers):
         for site in _FUSED_SITES:
             names = [f"layers.{layer}.{name}.weight" for name in site]
-            kinds = {n: type(tensors[n]) for n in names if n in tensors}
+            kinds = {n: kind for n in names if (kind := source.kind(n)) is not None}
             shown = ", ".join(f"{n} is {kind.__name__}" for n, kind in kinds.items())
             if len(set(kinds.values())) > 1:
                 raise CheckpointError(
@@ -183,45 +242,54 @@ def _check_formats(tensors: HostTensors, config: ModelConfig) -> None:
                 )
 
 
-def _host_bytes(tensor: DenseTensor | NVFP4Tensor) -> int:
-    if isinstance(tensor, DenseTensor):
-        return tensor.weight.nbytes
-    return tensor.codes.nbytes + tensor.scales.nbytes
-
-
-def _signature(tensors: HostTensors, layer: int, kind: LayerKind) -> tuple[LayerKind, Any]:
-    prefix = f"layers.{layer}."
-    formats = {n.removeprefix(prefix): type(t) for n, t in tensors.items() if n.startswith(prefix)}
-    return kind, tuple(sorted((n, t.__name__) for n, t in formats.items()))
+def _signatures(source: TensorSource, config: ModelConfig) -> list[tuple[LayerKind, Any]]:
+    """Per layer its kind and the formats of its tensors."""
+    formats: dict[str, list[tuple[str, str]]] = {}
+    for name in source.names:
+        kind = source.kind(name)
+        if name.startswith("layers.") and kind is not None:
+            _, layer, leaf = name.split(".", 2)
+            formats.setdefault(layer, []).append((leaf, kind.__name__))
+    return [(k, tuple(sorted(formats.get(str(i), ())))) for i, k in enumerate(config.layer_types)]
 
 
 def build_params(
-    tensors: HostTensors,
+    source: TensorSource | Mapping[str, HostTensor],
     config: ModelConfig,
     *,
     route: LinearRoute,
     dtype: Any,
     loops: Loops,
+    placement: Placement | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Params:
-    """Places a checkpoint on the default device.
+    """Places a checkpoint, site by site: every rank's piece of a weight is fused and packed on its own.
+
+    Every array that is split holds the pieces of all ranks side by side on axis 0, in rank order; norms of the residual stream
+    and of heads are the same on all ranks (`specs.param_specs`).
 
     Args:
-      tensors: canonical name -> host tensor (views; read site by site).
-      config: the model.
+      source: the tensors, cut for as many ranks as the placement has; or whole host tensors by canonical name.
+      config: the whole model.
       route: which linear route the weights are packed for.
       dtype: compute dtype.
       loops: which layer loops run on the device.
+      placement: the devices; the first local one if it isn't given.
       progress: called with the checkpoint bytes of each finished site.
 
     Raises:
       CheckpointError: formats that a fused site can't hold; nothing has been placed then.
+      EngineError: a tensor can't be split over that many ranks.
     """
-    _check_formats(tensors, config)
-    builder = _Builder(tensors, config, route, dtype, progress)
-    signatures = [_signature(tensors, i, kind) for i, kind in enumerate(config.layer_types)]
-    segments = tuple(builder.segment(p, loops) for p in plan_segments(signatures))
+    placement = placement or Placement((jax.local_devices()[0],))
+    if isinstance(source, Mapping):
+        source = HostTensors(source, tensor_specs(config), placement.size)
+    if source.ranks != placement.size:
+        raise ValueError(f"tensors cut for {source.ranks} ranks, {placement.size} devices")
+    _check_formats(source, config)
+    builder = _Builder(source, config, route, dtype, placement, progress)
+    plans = plan_segments(_signatures(source, config))
+    segments = tuple(builder.segment(plan, loops) for plan in plans)
     embed = builder.vocabulary("embed_tokens.weight")
-    head = builder.vocabulary("lm_head.weight") if "lm_head.weight" in tensors else embed
-    norm = jnp.asarray(np.asarray(tensors["norm.weight"], np.float32))
-    return Params(_dense(embed), segments, norm, head)
+    head = embed if source.kind("lm_head.weight") is None else builder.vocabulary("lm_head.weight")
+    return Params(_dense(embed), segments, builder.final_norm(), head)

@@ -3,8 +3,8 @@
 Modules are built abstractly (nothing is allocated), mirror the Hugging Face names, and are split once; the forward pass gets
 plain dataclasses (`weights.py`). This is the only module that imports NNX.
 
-Logical axes: vocab, embed, mlp, heads (query heads * dim), kv_heads, key_heads and value_heads (GDN), conv. An axis named
-"qkv" holds query, key and value segments that must be split each on its own.
+Logical axes: vocab, embed, mlp, heads (query heads), kv_heads, key_heads and value_heads (GDN). The rows of in_proj_qkv and
+conv1d are three sections (query, key, value) that are split each on its own.
 """
 
 from typing import Any
@@ -14,78 +14,100 @@ import jax.numpy as jnp
 from flax import nnx
 
 from onecat_jax.models.qwen3_5.config import ModelConfig
-from onecat_jax.models.spec import Kind, TensorSpec, TensorSpecs
+from onecat_jax.models.spec import Axis, Kind, Section, TensorSpec, TensorSpecs
 
 
-def _param(shape: tuple[int, ...], kind: Kind, *axes: str | None) -> nnx.Param:
+def _axis(name: str | None, units: int, each: int = 1) -> Axis:
+    """A dimension of `units` heads, features or ids, each of so many indices."""
+    return (Section(name, units * each, units),)
+
+
+def _qkv(c: ModelConfig) -> Axis:
+    """Query, key and value of the GDN side by side."""
+    keys = _axis("key_heads", c.linear_num_key_heads, c.linear_key_head_dim)
+    return keys + keys + _value(c)
+
+
+def _value(c: ModelConfig) -> Axis:
+    return _axis("value_heads", c.linear_num_value_heads, c.linear_value_head_dim)
+
+
+def _embed(c: ModelConfig) -> Axis:
+    return _axis("embed", c.hidden_size)
+
+
+def _param(kind: Kind, *axes: Axis) -> nnx.Param:
+    shape = TensorSpec(kind, axes).shape
     return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), kind=kind, axes=axes)
 
 
 class Linear(nnx.Module):
     """A bias-free linear: weight [N, K]."""
 
-    def __init__(self, n: int, k: int, n_axis: str | None, k_axis: str | None):
-        self.weight = _param((n, k), "linear", n_axis, k_axis)
+    def __init__(self, n: Axis, k: Axis):
+        self.weight = _param("linear", n, k)
 
 
 class Embedding(nnx.Module):
     """Token embedding: weight [V, E]."""
 
-    def __init__(self, vocab: int, hidden: int):
-        self.weight = _param((vocab, hidden), "embedding", "vocab", "embed")
+    def __init__(self, vocab: Axis, hidden: Axis):
+        self.weight = _param("embedding", vocab, hidden)
 
 
 class Vector(nnx.Module):
     """A norm weight [n], or the depthwise convolution [C, 1, W]."""
 
-    def __init__(self, shape: tuple[int, ...], *axes: str | None):
-        self.weight = _param(shape, "vector", *axes)
+    def __init__(self, *axes: Axis):
+        self.weight = _param("vector", *axes)
 
 
 class Attention(nnx.Module):
     """Gated attention. q_proj rows of a head: D of query, then D of gate."""
 
     def __init__(self, c: ModelConfig):
-        q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj = Linear(2 * q, c.hidden_size, "heads", "embed")
-        self.k_proj = Linear(kv, c.hidden_size, "kv_heads", "embed")
-        self.v_proj = Linear(kv, c.hidden_size, "kv_heads", "embed")
-        self.o_proj = Linear(c.hidden_size, q, "embed", "heads")
-        self.q_norm = Vector((c.head_dim,), None)
-        self.k_norm = Vector((c.head_dim,), None)
+        heads, dim = c.num_attention_heads, c.head_dim
+        kv = _axis("kv_heads", c.num_key_value_heads, dim)
+        self.q_proj = Linear(_axis("heads", heads, 2 * dim), _embed(c))
+        self.k_proj = Linear(kv, _embed(c))
+        self.v_proj = Linear(kv, _embed(c))
+        self.o_proj = Linear(_embed(c), _axis("heads", heads, dim))
+        self.q_norm = Vector(_axis(None, dim))
+        self.k_norm = Vector(_axis(None, dim))
 
 
 class LinearAttention(nnx.Module):
     """Gated DeltaNet. in_proj_qkv rows: all query heads, all key heads, all value heads."""
 
     def __init__(self, c: ModelConfig):
-        heads = c.linear_num_value_heads
-        self.in_proj_qkv = Linear(c.conv_dim, c.hidden_size, "qkv", "embed")
-        self.in_proj_z = Linear(c.value_dim, c.hidden_size, "value_heads", "embed")
-        self.in_proj_b = Linear(heads, c.hidden_size, "value_heads", "embed")
-        self.in_proj_a = Linear(heads, c.hidden_size, "value_heads", "embed")
-        self.out_proj = Linear(c.hidden_size, c.value_dim, "embed", "value_heads")
-        self.conv1d = Vector((c.conv_dim, 1, c.linear_conv_kernel_dim), "qkv", None, None)
-        self.A_log = _param((heads,), "vector", "value_heads")
-        self.dt_bias = _param((heads,), "vector", "value_heads")
-        self.norm = Vector((c.linear_value_head_dim,), None)
+        heads = _axis("value_heads", c.linear_num_value_heads)
+        self.in_proj_qkv = Linear(_qkv(c), _embed(c))
+        self.in_proj_z = Linear(_value(c), _embed(c))
+        self.in_proj_b = Linear(heads, _embed(c))
+        self.in_proj_a = Linear(heads, _embed(c))
+        self.out_proj = Linear(_embed(c), _value(c))
+        self.conv1d = Vector(_qkv(c), _axis(None, 1), _axis(None, c.linear_conv_kernel_dim))
+        self.A_log = _param("vector", heads)
+        self.dt_bias = _param("vector", heads)
+        self.norm = Vector(_axis(None, c.linear_value_head_dim))
 
 
 class MLP(nnx.Module):
     """SwiGLU feed-forward."""
 
     def __init__(self, c: ModelConfig):
-        self.gate_proj = Linear(c.intermediate_size, c.hidden_size, "mlp", "embed")
-        self.up_proj = Linear(c.intermediate_size, c.hidden_size, "mlp", "embed")
-        self.down_proj = Linear(c.hidden_size, c.intermediate_size, "embed", "mlp")
+        features = _axis("mlp", c.intermediate_size)
+        self.gate_proj = Linear(features, _embed(c))
+        self.up_proj = Linear(features, _embed(c))
+        self.down_proj = Linear(_embed(c), features)
 
 
 class DecoderLayer(nnx.Module):
     """One pre-norm layer of either kind."""
 
     def __init__(self, c: ModelConfig, kind: str):
-        self.input_layernorm = Vector((c.hidden_size,), "embed")
-        self.post_attention_layernorm = Vector((c.hidden_size,), "embed")
+        self.input_layernorm = Vector(_embed(c))
+        self.post_attention_layernorm = Vector(_embed(c))
         self.mlp = MLP(c)
         if kind == "full_attention":
             self.self_attn = Attention(c)
@@ -97,10 +119,10 @@ class MTP(nnx.Module):
     """The multi-token-prediction head, kept for speculative decoding."""
 
     def __init__(self, c: ModelConfig):
-        self.fc = Linear(c.hidden_size, 2 * c.hidden_size, "embed", None)
-        self.pre_fc_norm_embedding = Vector((c.hidden_size,), "embed")
-        self.pre_fc_norm_hidden = Vector((c.hidden_size,), "embed")
-        self.norm = Vector((c.hidden_size,), "embed")
+        self.fc = Linear(_embed(c), _axis(None, 2 * c.hidden_size))
+        self.pre_fc_norm_embedding = Vector(_embed(c))
+        self.pre_fc_norm_hidden = Vector(_embed(c))
+        self.norm = Vector(_embed(c))
         layers = [DecoderLayer(c, "full_attention") for _ in range(c.mtp_num_hidden_layers)]
         self.layers = nnx.List(layers)
 
@@ -109,21 +131,18 @@ class Qwen35(nnx.Module):
     """All tensors of a checkpoint."""
 
     def __init__(self, c: ModelConfig):
-        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size)
+        self.embed_tokens = Embedding(_axis("vocab", c.vocab_size), _embed(c))
         self.layers = nnx.List([DecoderLayer(c, kind) for kind in c.layer_types])
-        self.norm = Vector((c.hidden_size,), "embed")
+        self.norm = Vector(_embed(c))
         if not c.tie_word_embeddings:
-            self.lm_head = Linear(c.vocab_size, c.hidden_size, "vocab", "embed")
+            self.lm_head = Linear(_axis("vocab", c.vocab_size), _embed(c))
         if c.mtp_num_hidden_layers:
             self.mtp = MTP(c)
 
 
 def _spec(name: str, variable: Any) -> TensorSpec:
     meta = variable.get_metadata()
-    shape = tuple(variable.get_value().shape)
-    return TensorSpec(
-        shape, meta["kind"], tuple(meta["axes"]), required=not name.startswith("mtp.")
-    )
+    return TensorSpec(meta["kind"], meta["axes"], required=not name.startswith("mtp."))
 
 
 def tensor_specs(config: ModelConfig) -> TensorSpecs:

@@ -10,8 +10,7 @@ from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source
 from onecat_jax.loading.sources import find_sources, refuse
 from onecat_jax.models.spec import TensorSpecs
-
-HostTensor = DenseTensor | NVFP4Tensor | np.ndarray
+from onecat_jax.models.tensors import HostTensor
 
 _NVFP4_RANGE = 448.0 * 6.0  # largest E4M3 times largest E2M1
 _NAN = 0x7F

@@ -1,7 +1,7 @@
 """Which logical axes of a tensor are split, and which part of them a rank gets.
 
 Models name the axes of their tensors (`models.spec.TensorSpec.axes`); the rules say what becomes of each name. Everything that
-cuts a tensor (loading, conversion, memory plan) asks here, so that no two of them can disagree.
+cuts a tensor (loading, conversion, memory plan) asks here by way of `models.slices`, so that no two of them can disagree.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,8 @@ def _default_axes() -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Split:
-    """How one axis of a tensor is cut: in `parts` equal pieces, each held by `repeats` neighbouring ranks."""
+    """How the units of an axis are dealt out: in `parts` equal pieces, each held by `repeats` neighbouring ranks."""
 
-    axis: int
     parts: int
     repeats: int = 1
 
@@ -44,39 +43,27 @@ class Rules:
 
     axes: Mapping[str, str] = field(default_factory=_default_axes)
 
-    def split(
-        self, axes: tuple[str | None, ...], units: Mapping[str, int], ranks: int
-    ) -> Split | None:
-        """How a tensor is cut.
+    def split(self, axis: str | None, units: int, ranks: int) -> Split | None:
+        """How an axis is cut.
 
         Args:
-          axes: logical axis of each dimension.
-          units: what an axis is counted in (heads, features, ids): a piece is a whole number of them.
+          axis: its logical name.
+          units: what it is counted in (heads, features, ids): a piece is a whole number of them.
           ranks: of the tensor-parallel axis.
 
         Returns:
-          None if the tensor stays whole.
+          None if it stays whole.
 
         Raises:
           EngineError: the units don't divide.
-          ValueError: two of its axes map to the mesh axis.
         """
-        cut = [i for i, name in enumerate(axes) if name is not None and name in self.axes]
-        if len(cut) > 1:
-            raise ValueError(f"axes {axes} would be split twice over {TP!r}")
-        if not cut or ranks == 1:
+        if ranks == 1 or axis is None or axis not in self.axes:
             return None
-        name = axes[cut[0]]
-        assert name is not None, "only named axes are cut"
-        return _cut(cut[0], name, units[name], ranks)
-
-
-def _cut(axis: int, name: str, units: int, ranks: int) -> Split:
-    if units % ranks == 0:
-        return Split(axis, ranks)
-    if name == "kv_heads" and ranks % units == 0:
-        return Split(axis, units, ranks // units)
-    raise EngineError(indivisible(name, units, ranks))
+        if units % ranks == 0:
+            return Split(ranks)
+        if axis == "kv_heads" and ranks % units == 0:
+            return Split(units, ranks // units)
+        raise EngineError(indivisible(axis, units, ranks))
 
 
 def indivisible(name: str, units: int, ranks: int) -> str:
@@ -99,6 +86,6 @@ def local_counts(units: Mapping[str, int], ranks: int, rules: Rules = RULES) -> 
     """
     counts = {}
     for name, count in units.items():
-        split = rules.split((name,), {name: count}, ranks)
+        split = rules.split(name, count, ranks)
         counts[name] = count if split is None else count // split.parts
     return counts
