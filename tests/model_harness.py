@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import DenseTensor, LinearRoute
+from onecat_jax.device_state import empty_state
 from onecat_jax.models.qwen3_5 import (
     ForwardOptions,
     ModelConfig,
@@ -22,7 +24,9 @@ from onecat_jax.models.qwen3_5 import (
     logits,
     tensor_specs,
 )
+from onecat_jax.models.qwen3_5.specs import param_specs
 from onecat_jax.models.qwen3_5.weights import Loops
+from onecat_jax.sharding import TP, Placement
 from onecat_jax.state import CacheShape, CacheState
 
 PAGE = 16
@@ -46,12 +50,19 @@ class Harness:
     params: Params
     options: ForwardOptions
     capacity: int
+    placement: Placement
     slots: int = 3
 
     @cached_property
     def step(self):
         """Jitted (params, state, batch) -> (logits [B, T, V] float32, state)."""
-        return jax.jit(partial(_step, options=self.options), donate_argnums=1)
+        state = jax.eval_shape(self.new_state).specs(TP)
+        step = self.placement.shard_map(
+            partial(_step, options=self.options),
+            in_specs=(param_specs(self.params), state, P()),
+            out_specs=(P(None, None, TP), state),
+        )
+        return jax.jit(step, donate_argnums=1)
 
     @property
     def table_pages(self) -> int:
@@ -59,7 +70,7 @@ class Harness:
 
     def new_state(self, poison: float = 0.0) -> CacheState:
         """Fresh caches; `poison` fills everything that isn't padding, as earlier users of the memory would."""
-        c = self.options.config
+        c = self.options.local
         shape = CacheShape(
             attention_layers=c.num_full_layers,
             pages=self.table_pages * (self.slots - 1) + 1,
@@ -76,7 +87,7 @@ class Harness:
             vocab=c.vocab_size,
         )
         dtype = jnp.dtype(self.options.dtype)
-        state = CacheState.zeros(shape, kv_dtype=dtype, window_dtype=dtype)
+        state = empty_state(self.placement, shape, kv_dtype=dtype, window_dtype=dtype)
         return jax.tree.map(lambda a: a + jnp.asarray(poison, a.dtype), state)
 
     def batch(self, tokens: Sequence[int], start: int, width: int, slot: int = 1) -> StepBatch:
@@ -130,15 +141,21 @@ def build(
     dtype: str = "float32",
     policy: Policy | None = None,
     loops: Loops = "layers",
+    ranks: int = 1,
 ) -> Harness:
-    """A harness around seeded weights."""
+    """A harness around seeded weights, split over so many devices."""
     config = ModelConfig.from_hf(config_json)
-    policy = policy or Policy()
-    route = LinearRoute(policy, separate=loops == "none")
+    policy, placement = policy or Policy(), Placement.of(ranks)
     params = build_params(
-        host_tensors(named, config), config, route=route, dtype=dtype, loops=loops
+        host_tensors(named, config),
+        config,
+        route=LinearRoute(policy, separate=loops == "none"),
+        dtype=dtype,
+        loops=loops,
+        placement=placement,
     )
-    return Harness(params, ForwardOptions(config, dtype, policy), capacity)
+    options = ForwardOptions(config, dtype, policy, placement.shards)
+    return Harness(params, options, capacity, placement)
 
 
 def relative(found: Array | np.ndarray, expected: np.ndarray, scale: float) -> float:
