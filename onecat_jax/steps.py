@@ -120,19 +120,27 @@ def prefill_scored(
     *,
     k: int,
 ) -> tuple[CacheState, TokenScores]:
-    """Prefill that also scores the token after each row: targets int32 [1, T] -> scores [T, ...].
-
-    The head runs over 64 rows at a time, so the logits of a whole chunk never exist.
-    """
+    """Prefill that also scores the token after each row: targets int32 [1, T] -> scores [T, ...]."""
     prompt_length = batch.start + batch.count
     hidden, state = feed(params, state, batch, prompt_length, penalised, options)
+    scores = score_rows(params, hidden, targets, options, k=k)
+    return state, jax.tree.map(lambda a: a[0], scores)
+
+
+def score_rows(
+    params: Params, hidden: Array, targets: Array, options: StepOptions, *, k: int
+) -> TokenScores:
+    """Scores a token per hidden row: [B, T, E] and int32 [B, T] -> scores [B, T, ...].
+
+    The head runs over 64 rows at a time (T is a multiple of 64, or less), so the logits of a whole chunk never exist.
+    """
     pieces = hidden.reshape(-1, min(_HEAD_ROWS, hidden.shape[1]), hidden.shape[-1])
 
     def piece(rows: tuple[Array, Array]) -> TokenScores:
         return _score(logits(params, rows[0], options.forward), rows[1], k, options)
 
     scores = lax.map(piece, (pieces, targets.reshape(pieces.shape[:2])))
-    return state, jax.tree.map(lambda a: a.reshape(hidden.shape[1], *a.shape[2:]), scores)
+    return jax.tree.map(lambda a: a.reshape(*targets.shape, *a.shape[2:]), scores)
 
 
 def _decode_step(
