@@ -2,14 +2,15 @@
 
 A prefill program takes one request's chunk, padded to a power of two of tokens; a decode program takes a power of two of
 rows. Padding at most doubles the work. Chunk borders lie on a grid counted from the request's own position 0 and are multiples
-of 64, so a request's chunks (and with them its bits) depend on the request alone.
+of 64, so a request's chunks (and with them its bits) depend on the request alone. Prefill and decode exist a second time with
+log probabilities.
 """
 
 from dataclasses import dataclass
 
 from onecat_jax.custom_calls.gdn import CHUNK
 
-MAX_PROGRAMS = 16
+MAX_PROGRAMS = 16  # of a warmed profile
 LAUNCH_STEPS = 32  # decode steps of one launch at most; the actual number is an operand
 
 
@@ -39,17 +40,39 @@ class Buckets:
         rows = _powers(min(min_rows, max_rows), max_rows)
         rows = rows if rows[-1] == max_rows else (*rows, max_rows)
         tokens = _powers(CHUNK, max(max_tokens, CHUNK))
-        spare = MAX_PROGRAMS - len(rows)
+        spare = MAX_PROGRAMS - len(rows) - (rows[-1] > 1)
         return Buckets(tokens[-max(spare, 1) :], rows)
+
+    @property
+    def scored_prefill_tokens(self) -> tuple[int, ...]:
+        """Prefill buckets with log probabilities: without the smallest ones if the programs would become too many."""
+        spare = MAX_PROGRAMS - self.programs - len(self.decode_rows)
+        return self.prefill_tokens[-spare:] if spare > 0 else self.prefill_tokens
+
+    @property
+    def programs(self) -> int:
+        """Programs without log probabilities."""
+        return len(self.prefill_tokens) + len(self.decode_rows) + (self.forks > 0)
+
+    @property
+    def scored_programs(self) -> int:
+        """Programs with log probabilities, which come on top."""
+        return len(self.scored_prefill_tokens) + len(self.decode_rows)
+
+    @property
+    def forks(self) -> int:
+        """Sequences that may start from others in one call of the fork program; there is none for 0."""
+        return self.decode_rows[-1] - 1
 
     @property
     def chunk(self) -> int:
         """Tokens of a full prefill chunk."""
         return self.prefill_tokens[-1]
 
-    def tokens_for(self, count: int) -> int:
+    def tokens_for(self, count: int, scored: bool = False) -> int:
         """The smallest prefill bucket that holds `count` tokens."""
-        return next(size for size in self.prefill_tokens if size >= count)
+        sizes = self.scored_prefill_tokens if scored else self.prefill_tokens
+        return next(size for size in sizes if size >= count)
 
     def rows_for(self, count: int) -> int:
         """The smallest decode bucket that holds `count` rows."""

@@ -5,30 +5,31 @@ included, is picked in one place.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
-from onecat_jax.buckets import Buckets
+from onecat_jax.buckets import MAX_PROGRAMS, Buckets
 from onecat_jax.errors import EngineError
+from onecat_jax.forks import fork
 from onecat_jax.models.qwen3_5 import Params, StepBatch
+from onecat_jax.operands import Operands, host_scores
 from onecat_jax.programs import Programs
-from onecat_jax.request import Request, Score
+from onecat_jax.request import Request
 from onecat_jax.sampling import stack_rows
-from onecat_jax.scheduler import Scheduler
+from onecat_jax.sampling_params import MAX_LOGPROBS
+from onecat_jax.scheduler import Admission, Scheduler
 from onecat_jax.state import CacheState
 from onecat_jax.steps import (
     LENGTH,
     RUNNING,
     STOPPED,
     UNHEALTHY,
-    DecodeRows,
     Launch,
     StepOptions,
     TokenScores,
@@ -38,12 +39,13 @@ from onecat_jax.steps import (
 )
 
 _SHORT_LAUNCH = 8  # steps while somebody waits for the text or for a row
-_SCORES = (None, 0, 20)  # compiled numbers of likeliest tokens; a request takes the next larger
 
 
 @dataclass
 class Engine:
-    """Single-threaded: one caller drives `step`."""
+    """Single-threaded: one caller drives `step`. `abort` may come at any time, also while a step runs (a stream that nobody
+    reads any more is collected).
+    """
 
     params: Params
     new_state: Callable[[], CacheState]
@@ -56,9 +58,13 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.state = self.new_state()
+        self.operands = Operands(self.buckets, self.scheduler.pool.page_size, self.table_width)
         self.launches = 0
         self.decode_steps = 0
         self.generated = 0
+        self.prefilled = 0  # prompt tokens
+        self._busy = False  # inside a step
+        self._left: list[Request] = []  # aborted meanwhile
 
     def add(self, request: Request) -> None:
         """Queues a request; RequestError if it could never run."""
@@ -66,8 +72,11 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """Forgets a request, finished or not."""
-        self.scheduler.finish(request)
+        """Forgets a request, finished or not. What it owns is free at once, or when the step that runs has ended."""
+        if self._busy:
+            self._left.append(request)
+        else:
+            self.scheduler.finish(request)
 
     def step(self, streaming: bool) -> None:
         """Admits and prefills what fits, then runs one decode launch, which extends the running requests.
@@ -80,8 +89,7 @@ class Engine:
             engine can go on.
         """
         with self._launching():
-            for request in self.scheduler.admit():
-                self._prefill(request)
+            self._start(self.scheduler.admit())
             running = list(self.scheduler.running)
             if running:
                 self._decode(running, streaming)
@@ -89,6 +97,7 @@ class Engine:
     @contextmanager
     def _launching(self) -> Iterator[None]:
         """Whatever ends a launch early, Ctrl-C included, leaves an empty state and nothing in flight."""
+        self._busy = True
         try:
             yield
         except BaseException as failure:
@@ -100,6 +109,10 @@ class Engine:
                 f"a launch failed on the device, {lost} running requests were lost: {message}. "
                 "The engine has an empty state again and takes new requests."
             ) from failure
+        finally:
+            self._busy = False
+            while self._left:
+                self.scheduler.finish(self._left.pop())
 
     def _reset(self, reason: str) -> None:
         """The state was donated, or is ahead of the requests: fails what is in flight and starts from an empty state."""
@@ -112,51 +125,51 @@ class Engine:
 
     # Prefill
 
+    def _start(self, admitted: list[Admission]) -> None:
+        """Prefills those without a leader, then lets the others start from their leaders before these move on."""
+        for admission in admitted:
+            if admission.leader is None:
+                self._prefill(admission.request)
+            else:
+                admission.request.cached = admission.request.position
+        if any(admission.leader for admission in admitted):
+            self._fork(admitted)
+
+    def _fork(self, admitted: list[Admission]) -> None:
+        self.state, _ = self._run(("fork",), fork, (self.operands.forks(admitted),))
+
     def _prefill(self, request: Request) -> None:
         wanted = request.params.prompt_logprobs
         penalised = np.array([request.sampling.penalised])
-        for start, count in self.buckets.chunks(len(request.prompt) - 1):
-            batch = self._prompt_batch(request, start, count)
+        for start, count in self.buckets.chunks(request.position):
+            batch = self.operands.prompt_chunk(request, start, count, wanted is not None)
             if wanted is None:
-                self.state, _ = self._run(
-                    ("prefill", batch.tokens.shape[1]), prefill, (batch, penalised)
-                )
-                continue
-            k = 0 if wanted == 0 else _SCORES[-1]
-            targets = np.zeros_like(batch.tokens)
-            targets[0, :count] = request.prompt[start + 1 : start + count + 1]
-            key = ("prefill scored", batch.tokens.shape[1], k)
-            self.state, scores = self._run(
-                key, partial(prefill_scored, k=k), (batch, penalised, targets)
-            )
-            request.prompt_scores.extend(_host_scores(scores, count, wanted))
+                self._prefill_plain(batch, penalised)
+            else:
+                targets = np.zeros_like(batch.tokens)
+                targets[0, :count] = request.prompt[start + 1 : start + count + 1]
+                scores = self._prefill_scored(batch, penalised, targets)
+                request.prompt_scores.extend(host_scores(scores, count, wanted))
+            self.prefilled += count
 
-    def _prompt_batch(self, request: Request, start: int, count: int) -> StepBatch:
-        tokens = np.zeros((1, self.buckets.tokens_for(count)), np.int32)
-        tokens[0, :count] = request.prompt[start : start + count]
-        return StepBatch(
-            tokens=operand(tokens),
-            start=operand([start]),
-            count=operand([count]),
-            slots=operand([request.slot]),
-            table=self._tables([request], 1),
-        )
+    def _prefill_plain(self, batch: StepBatch, penalised: np.ndarray) -> None:
+        key = ("prefill", batch.tokens.shape[1])
+        self.state, _ = self._run(key, prefill, (batch, penalised))
 
-    def _tables(self, requests: Sequence[Request], rows: int) -> Array:
-        table = np.zeros((rows, self.table_width), np.int32)
-        for row, request in enumerate(requests):
-            table[row, : len(request.pages)] = request.pages
-        return operand(table)
+    def _prefill_scored(
+        self, batch: StepBatch, penalised: np.ndarray, targets: np.ndarray
+    ) -> TokenScores:
+        key = ("prefill scored", batch.tokens.shape[1])
+        step = partial(prefill_scored, k=MAX_LOGPROBS)
+        self.state, scores = self._run(key, step, (batch, penalised, targets))
+        return scores
 
     # Decode
 
     def _decode(self, running: list[Request], streaming: bool) -> None:
+        scored = any(r.params.logprobs is not None for r in running)
         rows = self.buckets.rows_for(len(running))
-        wanted = max(
-            (r.params.logprobs for r in running if r.params.logprobs is not None), default=None
-        )
-        k = next(s for s in _SCORES if wanted is None or (s is not None and s >= wanted))
-        launch = self._launch(running, rows, k, self._steps(running, streaming))
+        launch = self._launch(running, rows, scored, self._steps(running, streaming))
         counts, tokens, status, scores = jax.device_get(
             (launch.count, launch.tokens, launch.rows.status, launch.scores)
         )
@@ -174,24 +187,16 @@ class Engine:
         limit = _SHORT_LAUNCH if streaming or self.scheduler.waiting else self.options.launch_steps
         return max(1, min(longest, limit))
 
-    def _launch(self, running: list[Request], rows: int, k: int | None, steps: int) -> Launch:
-        def column(values: list[int], padding: int = 0) -> Array:
-            return operand(values + [padding] * (rows - len(running)))
-
+    def _launch(self, running: list[Request], rows: int, scored: bool, steps: int) -> Launch:
         operands = (
-            DecodeRows(
-                token=column([r.next_input for r in running]),
-                position=column([r.position for r in running]),
-                budget=column([r.budget for r in running]),
-                status=column([RUNNING for _ in running], STOPPED),
-                slots=column([r.slot for r in running]),
-                table=self._tables(running, rows),
-            ),
+            self.operands.decode_rows(running, rows),
             stack_rows([r.sampling for r in running], rows),
             self.banned,
             np.int32(steps),
         )
-        self.state, launch = self._run(("decode", rows, k), partial(decode, k=k), operands)
+        step = partial(decode, k=MAX_LOGPROBS if scored else None)
+        key = ("decode scored" if scored else "decode", rows)
+        self.state, launch = self._run(key, step, operands)
         return launch
 
     def _run(self, key: tuple, function: Callable, operands: tuple) -> Any:
@@ -212,7 +217,7 @@ class Engine:
         request.last_token = now
         if scores is not None and request.params.logprobs is not None:
             own = jax.tree.map(lambda a: a[:, row], scores)
-            request.scores.extend(_host_scores(own, count, request.params.logprobs))
+            request.scores.extend(host_scores(own, count, request.params.logprobs))
         self._note_end(request, status)
 
     def _note_end(self, request: Request, status: int) -> None:
@@ -229,50 +234,43 @@ class Engine:
 
     # Warm-up
 
-    def warm_up(self, progress: Callable[[str, int, int], None] = lambda *_: None) -> None:
-        """Compiles every program of the plain profile: all prefill and decode buckets without scores.
+    def warm_up(
+        self, scores: bool = False, progress: Callable[[str, int, int], None] = lambda *_: None
+    ) -> None:
+        """Compiles every program of the plain profile: all buckets of prefill and decode, and the fork.
 
         Args:
+          scores: those with log probabilities too.
           progress: called with (what, done, total) before each.
-        """
-        with self._launching():
-            self._compile_all(progress)
 
-    def _compile_all(self, progress: Callable[[str, int, int], None]) -> None:
-        total = len(self.buckets.prefill_tokens) + len(self.buckets.decode_rows)
-        for done, size in enumerate(self.buckets.prefill_tokens):
-            progress(f"prefill of {size} tokens", done, total)
-            self.state, _ = self._run(("prefill", size), prefill, self._padding_batch(size))
-        for done, rows in enumerate(
-            self.buckets.decode_rows, start=len(self.buckets.prefill_tokens)
-        ):
-            progress(f"decode of {rows} rows", done, total)
-            self._launch([], rows, None, 0)
+        Raises:
+          EngineError: with scores the programs would be too many.
+        """
+        total = self.buckets.programs + (self.buckets.scored_programs if scores else 0)
+        if total > MAX_PROGRAMS:
+            raise EngineError(
+                f"warming up log probabilities too makes {total} programs, at most {MAX_PROGRAMS} are compiled ahead: lower "
+                "max_num_seqs or max_num_batched_tokens, or leave them to be compiled when they are first asked for."
+            )
+        with self._launching():
+            for done, (what, compile_one) in enumerate(self._profile(scores)):
+                progress(what, done, total)
+                compile_one()
         progress("ready", total, total)
 
-    def _padding_batch(self, size: int) -> tuple[StepBatch, np.ndarray]:
-        """A prefill of nothing."""
-        zero = operand([0])
-        batch = StepBatch(operand([[0] * size]), zero, zero, zero, self._tables([], 1))
-        return batch, np.array([False])
-
-
-def operand(values: Any) -> Array:
-    """Host integers for a program: NumPy, typed as the device array that the call makes of it."""
-    return cast(Array, np.asarray(values, np.int32))
-
-
-def _host_scores(scores: TokenScores, count: int, k: int) -> list[Score]:
-    """The first `count` entries [.., ...] of device scores, with k likeliest tokens each."""
-    logprob, rank, ids, values = jax.device_get(
-        (scores.logprob, scores.rank, scores.top_ids, scores.top_logprobs)
-    )
-    return [
-        Score(
-            float(logprob[i]),
-            int(rank[i]),
-            tuple(int(t) for t in ids[i, :k]),
-            tuple(float(v) for v in values[i, :k]),
-        )
-        for i in range(count)
-    ]
+    def _profile(self, scores: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Every program's name and a call of it that does nothing."""
+        nobody = np.array([False])
+        for size in self.buckets.prefill_tokens:
+            batch = self.operands.no_chunk(size)
+            yield f"prefill of {size} tokens", partial(self._prefill_plain, batch, nobody)
+        for size in self.buckets.scored_prefill_tokens if scores else ():
+            batch = self.operands.no_chunk(size)
+            scored = partial(self._prefill_scored, batch, nobody, np.zeros_like(batch.tokens))
+            yield f"prefill of {size} tokens with scores", scored
+        if self.buckets.forks:
+            yield "fork", partial(self._fork, [])
+        for rows in self.buckets.decode_rows:
+            yield f"decode of {rows} rows", partial(self._launch, [], rows, False, 0)
+            if scores:
+                yield f"decode of {rows} rows with scores", partial(self._launch, [], rows, True, 0)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ def _default_params(checkpoint: Checkpoint) -> SamplingParams:
         return SamplingParams.from_generation_config(checkpoint.generation_config)
     except RequestError as error:
         raise CheckpointError(f"{checkpoint.root}/generation_config.json: {error}") from error
+
+
+def _samples(params: SamplingParams) -> tuple[SamplingParams, ...]:
+    """One request per sample. The prompt's log probabilities are the same for all: the first reports them."""
+    first, *others = params.samples()
+    return (first, *(replace(other, prompt_logprobs=None) for other in others))
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -77,10 +84,17 @@ class LLM:
         """Prompt and new tokens of one request at most."""
         return self._engine.scheduler.max_model_len
 
-    def warm_up(self) -> None:
-        """Compiles every program of the plain profile, with progress; later requests of it compile nothing."""
+    def warm_up(self, scores: bool = False) -> None:
+        """Compiles every program of the plain profile, with progress; later requests of it compile nothing.
+
+        Args:
+          scores: the programs of requests with logprobs or prompt_logprobs too.
+
+        Raises:
+          EngineError: with scores the programs would be too many.
+        """
         with self._lock:
-            self._engine.warm_up(self._progress)
+            self._engine.warm_up(scores, self._progress)
 
     def generate(
         self,
@@ -152,13 +166,15 @@ class LLM:
         return self.stream(self._render(messages, tools, chat_template_kwargs), sampling_params)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this engine so far: compiles and their seconds, launches, decode steps, tokens, routes."""
+        """Counters of this engine so far: compiles and their seconds, launches, decode steps, prompt tokens prefilled (once
+        for the samples of a prompt that start together), tokens generated, routes."""
         engine = self._engine
         return {
             "compiles": engine.programs.compiles,
             "compile_seconds": engine.programs.compile_seconds,
             "launches": engine.launches,
             "decode_steps": engine.decode_steps,
+            "prefilled_tokens": engine.prefilled,
             "generated_tokens": engine.generated,
             "routes": [f"{r.operator} {r.descriptor}: {r.route.explain()}" for r in routes()],
         }
@@ -199,7 +215,7 @@ class LLM:
         with self._lock:
             request_id = str(self._count)
             self._count += 1
-            samples = [self._sample(request_id, prompt, own) for own in params.samples()]
+            samples = [self._sample(request_id, prompt, own) for own in _samples(params)]
         for sample in samples:
             self._engine.scheduler.check(sample.request)
         return _Job(request_id, prompt.text, samples)

@@ -34,6 +34,7 @@ class Request:
     finish_reason: FinishReason | None = None
     error: str | None = None
     rounds: int = 0
+    cached: int = 0  # prompt tokens that another request's prefill stands for
     arrived: float = 0.0  # seconds, monotonic clock
     first_token: float = 0.0
     last_token: float = 0.0
@@ -52,3 +53,12 @@ class Request:
     def position(self) -> int:
         """Tokens in the state once the prompt is prefilled: all but the last."""
         return len(self.prompt) + len(self.tokens) - 1
+
+    def continues(self, leader: "Request") -> bool:
+        """Whether this one can start from what the leader's prefill leaves: the same prompt object, no more wanted of it."""
+        return (
+            self.prompt is leader.prompt
+            and len(self.prompt) > 1
+            and self.params.prompt_logprobs is None
+            and bool(leader.sampling.penalised or not self.sampling.penalised)
+        )

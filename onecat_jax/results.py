@@ -123,6 +123,7 @@ class Sample:
             rounds=request.rounds,
             ttft_seconds=max(request.first_token - request.arrived, 0.0),
             decode_seconds=request.last_token - request.first_token,
+            cached_prompt_tokens=request.cached,
         )
 
 

@@ -2,6 +2,9 @@
 
 A request is admitted when a decode row, a slot and all pages of its longest possible sequence are free. Reserving everything at
 admission means that a running request can never be stopped for lack of memory.
+
+Requests of one prompt that are admitted together share the pages that all but its last token fill. A sequence writes from its
+last prompt token on, so a shared page is never written.
 """
 
 from collections import deque
@@ -20,25 +23,47 @@ class PagePool:
     page_size: int
     free_pages: list[int] = field(init=False)
     free_slots: list[int] = field(init=False)
+    users: list[int] = field(init=False)  # of each page
 
     def __post_init__(self) -> None:
         self.free_pages = list(range(self.pages - 1, 0, -1))
         self.free_slots = list(range(self.slots - 1, 0, -1))
+        self.users = [0] * self.pages
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold this many tokens."""
         return -(-tokens // self.page_size)
 
-    def take(self, tokens: int) -> tuple[int, tuple[int, ...]] | None:
-        """A slot and pages for a sequence of this length, or None if either is short."""
-        need = self.pages_for(tokens)
+    def take(self, tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, tuple[int, ...]] | None:
+        """A slot and pages for a sequence of this length, or None if either is short.
+
+        Args:
+          tokens: of the whole sequence.
+          shared: its first pages, in use by another sequence.
+        """
+        need = self.pages_for(tokens) - len(shared)
         if not self.free_slots or need > len(self.free_pages):
             return None
-        return self.free_slots.pop(), tuple(self.free_pages.pop() for _ in range(need))
+        pages = shared + tuple(self.free_pages.pop() for _ in range(need))
+        for page in pages:
+            self.users[page] += 1
+        return self.free_slots.pop(), pages
 
     def give_back(self, slot: int, pages: tuple[int, ...]) -> None:
+        """The opposite of `take`: a page is free when its last user has gone."""
         self.free_slots.append(slot)
-        self.free_pages.extend(reversed(pages))
+        for page in reversed(pages):
+            self.users[page] -= 1
+            if not self.users[page]:
+                self.free_pages.append(page)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request that may run now. With a leader, admitted in the same wave, it starts from what the leader's prefill leaves."""
+
+    request: Request
+    leader: Request | None
 
 
 @dataclass
@@ -75,18 +100,27 @@ class Scheduler:
         self.check(request)
         self.waiting.append(request)
 
-    def admit(self) -> list[Request]:
+    def admit(self) -> list[Admission]:
         """Moves as many waiting requests as fit to running, in order, and returns them."""
-        admitted = []
+        admitted: list[Admission] = []
         while self.waiting and len(self.running) < self.max_rows:
-            taken = self.pool.take(self.waiting[0].longest)
+            request = self.waiting[0]
+            leaders = (a.request for a in admitted if a.leader is None)
+            leader = next((each for each in leaders if request.continues(each)), None)
+            taken = self.pool.take(request.longest, self._shared_pages(leader))
             if taken is None:
                 break
-            request = self.waiting.popleft()
+            self.waiting.popleft()
             request.slot, request.pages = taken
             self.running.append(request)
-            admitted.append(request)
+            admitted.append(Admission(request, leader))
         return admitted
+
+    def _shared_pages(self, leader: Request | None) -> tuple[int, ...]:
+        """Pages that the leader's prefill fills; its last prompt token is the first one to be written later."""
+        if leader is None:
+            return ()
+        return leader.pages[: (len(leader.prompt) - 1) // self.pool.page_size]
 
     def finish(self, request: Request) -> None:
         """Takes a request out, waiting or running, and frees what it owns. Twice is once."""

@@ -1,6 +1,7 @@
 """The engine's device state: explicit pytrees that go into a step and come out of it, donated."""
 
 from onecat_jax.state.caches import CacheShape, CacheState, GDNCache, PagedKV
+from onecat_jax.state.copy import copy_slot
 from onecat_jax.state.history import FedTokens, TokenHistory, record
 
 __all__ = [
@@ -10,5 +11,6 @@ __all__ = [
     "GDNCache",
     "PagedKV",
     "TokenHistory",
+    "copy_slot",
     "record",
 ]

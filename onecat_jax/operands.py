@@ -1,0 +1,97 @@
+"""What programs are called with: host arrays made from requests, padded to a bucket. And scores on their way back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax import Array
+
+from onecat_jax.buckets import Buckets
+from onecat_jax.forks import Forks
+from onecat_jax.models.qwen3_5 import StepBatch
+from onecat_jax.request import Request, Score
+from onecat_jax.scheduler import Admission
+from onecat_jax.steps import RUNNING, STOPPED, DecodeRows, TokenScores
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Makes the operands of one engine's programs."""
+
+    buckets: Buckets
+    page_size: int
+    table_width: int  # pages of the longest sequence
+
+    def prompt_chunk(self, request: Request, start: int, count: int, scored: bool) -> StepBatch:
+        """`count` prompt tokens from `start` on."""
+        tokens = np.zeros((1, self.buckets.tokens_for(count, scored)), np.int32)
+        tokens[0, :count] = request.prompt[start : start + count]
+        return StepBatch(
+            tokens=operand(tokens),
+            start=operand([start]),
+            count=operand([count]),
+            slots=operand([request.slot]),
+            table=self._tables([request], 1),
+        )
+
+    def no_chunk(self, size: int) -> StepBatch:
+        """A prefill of nothing in the bucket of `size` tokens."""
+        zero = operand([0])
+        return StepBatch(operand([[0] * size]), zero, zero, zero, self._tables([], 1))
+
+    def decode_rows(self, running: Sequence[Request], rows: int) -> DecodeRows:
+        """The running requests, padded to `rows`."""
+
+        def column(values: list[int], padding: int = 0) -> Array:
+            return operand(values + [padding] * (rows - len(values)))
+
+        return DecodeRows(
+            token=column([r.next_input for r in running]),
+            position=column([r.position for r in running]),
+            budget=column([r.budget for r in running]),
+            status=column([RUNNING for _ in running], STOPPED),
+            slots=column([r.slot for r in running]),
+            table=self._tables(running, rows),
+        )
+
+    def forks(self, admitted: Sequence[Admission]) -> Forks:
+        """Who starts from whom: those of the admitted that have a leader."""
+        size = self.buckets.forks
+        slots, pages = np.zeros((2, size, 2), np.int32)
+        filled = np.zeros(size, np.int32)
+        pairs = [(a.leader, a.request) for a in admitted if a.leader is not None]
+        for at, pair in enumerate(pairs):
+            full, filled[at] = divmod(pair[1].position, self.page_size)
+            slots[at] = [request.slot for request in pair]
+            if filled[at]:
+                pages[at] = [request.pages[full] for request in pair]
+        return Forks(operand(len(pairs)), operand(slots), operand(pages), operand(filled))
+
+    def _tables(self, requests: Sequence[Request], rows: int) -> Array:
+        table = np.zeros((rows, self.table_width), np.int32)
+        for row, request in enumerate(requests):
+            table[row, : len(request.pages)] = request.pages
+        return operand(table)
+
+
+def operand(values: Any) -> Array:
+    """Host integers for a program: NumPy, typed as the device array that the call makes of it."""
+    return cast(Array, np.asarray(values, np.int32))
+
+
+def host_scores(scores: TokenScores, count: int, k: int) -> list[Score]:
+    """The first `count` entries [.., ...] of device scores, with k likeliest tokens each."""
+    logprob, rank, ids, values = jax.device_get(
+        (scores.logprob, scores.rank, scores.top_ids, scores.top_logprobs)
+    )
+    return [
+        Score(
+            float(logprob[i]),
+            int(rank[i]),
+            tuple(int(t) for t in ids[i, :k]),
+            tuple(float(v) for v in values[i, :k]),
+        )
+        for i in range(count)
+    ]
