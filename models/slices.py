@@ -86,7 +86,7 @@ def cut_tensor(
         return DenseTensor(_take(tensor.weight, cut))
     along_k = cut.dim == 1
     if along_k and (reason := cuts_groups(name, spec, ranks)):
-        raise EngineError(f"{reason}.")
+        raise EngineError(f"tensor_parallel_size is {ranks}, which {reason}.")
     codes = _take(tensor.codes, cut, 2 if along_k else 1)
     scales = _take(tensor.scales, cut, GROUP if along_k else 1)
     return NVFP4Tensor(codes, scales, tensor.global_scale)
@@ -100,7 +100,7 @@ def _take(array: np.ndarray, cut: Cut, each: int = 1) -> np.ndarray:
 
 
 def cuts_groups(name: str, spec: TensorSpec, ranks: int) -> str | None:
-    """Why an NVFP4 tensor can't be split over so many ranks; None if it can: along K, a rank needs whole scale groups.
+    """What splitting an NVFP4 tensor over so many ranks would do; None if it is possible: K is cut between scale groups.
 
     Raises:
       EngineError: a section doesn't divide.
@@ -108,7 +108,4 @@ def cuts_groups(name: str, spec: TensorSpec, ranks: int) -> str | None:
     k, local = spec.shape[1], local_shape(spec, ranks)[1]
     if local == k or local % GROUP == 0:
         return None
-    return (
-        f"tensor_parallel_size is {ranks}, which leaves {local} of K = {k} input features of {name} to a rank; NVFP4 scales "
-        f"stand for {GROUP} features each, so a multiple of {GROUP} is needed"
-    )
+    return f"leaves {local} of K = {k} input features of {name} to a rank, where NVFP4 scales need a multiple of {GROUP}"

@@ -13,7 +13,6 @@ _LATER = {
     "enable_prefix_caching": (False, None),
     "mamba_block_size": (None,),
     "speculative_config": (None,),
-    "tensor_parallel_size": (1,),
 }
 
 
@@ -24,12 +23,13 @@ class EngineConfig:
     Attributes:
       dtype: compute dtype; auto is float32 on CPU and float16 on GPU. "half" and "float" are understood.
       kv_cache_dtype: storage of keys and values; auto is the compute dtype.
+      tensor_parallel_size: devices that share the model, each with its part of every layer.
       max_model_len: prompt and new tokens of one request at most; None takes the checkpoint's limit, or less if that
         doesn't fit.
       max_num_seqs: requests decoded together.
       max_num_batched_tokens: tokens of one prefill chunk at most.
       block_size: tokens per page of the key/value cache.
-      gpu_memory_utilization: share of the device's memory that the engine may plan with.
+      gpu_memory_utilization: share of each device's memory that the engine may plan with.
       seed: where requests without a seed of their own get theirs from.
       strict: refuse to start where an operator would fall back to plain JAX.
       backend: "auto", or "plain" for plain JAX everywhere.
@@ -63,6 +63,7 @@ class EngineConfig:
                 raise EngineError(
                     f"{name}={getattr(self, name)!r} isn't implemented yet; leave it out or pass {done[0]!r}."
                 )
+        _whole("tensor_parallel_size", self.tensor_parallel_size, 1)
         _whole("max_model_len", self.max_model_len, 2, optional=True)
         _whole("max_num_seqs", self.max_num_seqs, 1)
         _whole("max_num_batched_tokens", self.max_num_batched_tokens, 64)

@@ -44,7 +44,7 @@ def build_engine(
     model = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(model))
     placement = Placement.of(config.tensor_parallel_size)
-    plan = plan_memory(config, model, sources, placement.devices[0])
+    plan = plan_memory(config, model, sources, placement.devices)
     loading = partial(progress, "loading weights")
     loaded = load_model(checkpoint, sources, model, config, loading, placement)
     engine = _engine(loaded, tokenizer, config, plan, placement)

@@ -198,7 +198,7 @@ def plan(folder: Path, utilization: float, **arguments: int):
     checkpoint = Checkpoint.open(folder)
     sources = find_sources(checkpoint, tensor_specs(SMALL))
     engine = EngineConfig(gpu_memory_utilization=utilization, **arguments)
-    return plan_memory(engine, SMALL, sources, jax.local_devices()[0])
+    return plan_memory(engine, SMALL, sources, jax.local_devices()[:1])
 
 
 def test_a_model_that_does_not_fit_is_refused_before_a_weight_is_read(

@@ -52,7 +52,7 @@ def test_the_likelihood_moves_no_more_than_the_precision(arguments, limit):
             {"gpu_memory_utilization": 1.5},
             r"gpu_memory_utilization is 1.5; it must lie in \(0, 1\]",
         ),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 isn't implemented yet"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; a whole number of at least 1"),
         ({"enable_prefix_caching": True}, "enable_prefix_caching=True isn't implemented yet"),
         ({"max_len": 3}, "unknown engine argument 'max_len'; known: dtype"),
     ],

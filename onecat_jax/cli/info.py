@@ -15,6 +15,7 @@ from onecat_jax.sizes import gib
 _EXAMPLES = """examples:
   onecat info tiny
   onecat info ./Qwen3.8-27B-NVFP4 --max-model-len 32768 --max-num-seqs 4
+  onecat info ./Qwen3.8-27B-NVFP4 --tensor-parallel-size 4
   onecat info ./Qwen3.8-27B-NVFP4 --json
 """
 
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 def render(report: Mapping[str, Any]) -> str:
     """The report as text."""
-    config = report["config"]
+    config, ranks = report["config"], report["request"]["ranks"]
+    on = "on device" if ranks == 1 else "per device"
     kinds = config["layer_types"]
     quantization = report["quantization"]
     lines = [
@@ -61,10 +63,10 @@ def render(report: Mapping[str, Any]) -> str:
         f"  files          {report['files']}, {gib(report['file_bytes'])}",
         "  quantisation   " + (_words(quantization) if quantization else "none"),
         "",
-        f"  {'group':<22}{'parameters':>12}{'in files':>12}{'on device':>12}  formats",
+        f"  {'group':<22}{'parameters':>12}{'in files':>12}{on:>12}  formats",
         *(_group_line(group) for group in report["groups"]),
         "",
-        *(_v100_line(bound) for bound in report["v100"]),
+        *(_v100_line(bound, ranks) for bound in report["v100"]),
         "",
         *_plan_lines(report["plan"], report["request"]),
     ]
@@ -84,8 +86,9 @@ def _group_line(group: Mapping[str, Any]) -> str:
     )
 
 
-def _v100_line(bound: Mapping[str, Any]) -> str:
-    name = f"  V100 {bound['gib']} GB, one GPU, float16: "
+def _v100_line(bound: Mapping[str, Any], ranks: int) -> str:
+    count = "one GPU" if ranks == 1 else f"{ranks} GPUs"
+    name = f"  V100 {bound['gib']} GB, {count}, float16: "
     if not bound["max_model_len_one_request"]:
         return name + "the model doesn't fit"
     each = f", {bound['max_num_seqs']} requests up to {bound['max_model_len_each']} tokens each"
@@ -95,8 +98,10 @@ def _v100_line(bound: Mapping[str, Any]) -> str:
 def _plan_lines(plan: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     if not plan["fits"]:
         return [plan["reason"]]
+    ranks = request["ranks"]
+    device = plan["device"] if ranks == 1 else f"{ranks} devices like {plan['device']}"
     title = (
-        f"  plan on {plan['device']}: {request['compute_dtype']}, max_model_len "
+        f"  plan on {device}: {request['compute_dtype']}, max_model_len "
         f"{plan['max_model_len']}, max_num_seqs {request['max_num_seqs']}"
     )
     return [title, plan["table"], f"  the KV cache holds {plan['kv_tokens']} tokens"]

@@ -12,15 +12,11 @@ from onecat_jax.errors import CapacityError
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.device_memory import DeviceMemory
 from onecat_jax.loading.formats import Source
-from onecat_jax.loading.memory_plan import (
-    PlanRequest,
-    device_bytes,
-    group_of,
-    largest,
-    requirements,
-)
+from onecat_jax.loading.memory_plan import PlanRequest, largest, requirements
 from onecat_jax.loading.planning import plan_memory, plan_request
+from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.loading.sources import find_sources
+from onecat_jax.loading.weight_sizes import device_bytes, group_of
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.registry import resolve
 
@@ -32,11 +28,13 @@ def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
 
     Raises:
       CheckpointError, ModelConfigError: the checkpoint can't be used.
+      EngineError: it doesn't divide over tensor_parallel_size devices.
     """
     checkpoint = Checkpoint.open(model)
     family = resolve(checkpoint.config)
     config = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(config))
+    check_ranks(config, sources, engine.tensor_parallel_size)
     device = jax.local_devices()[0]
     request = plan_request(engine, config, device.platform)
     return {
@@ -78,7 +76,7 @@ def _quantization(checkpoint: Checkpoint) -> dict[str, Any] | None:
 def _groups(
     checkpoint: Checkpoint, sources: Mapping[str, Source], request: PlanRequest
 ) -> list[dict[str, Any]]:
-    """Per group: parameters, tensors of each format, bytes in the files and on the device."""
+    """Per group: parameters, tensors of each format, bytes in the files and on each device."""
     groups: dict[str, dict[str, Any]] = {}
     for name, source in sources.items():
         row = groups.setdefault(
@@ -90,14 +88,14 @@ def _groups(
         row["parameters"] += _size(source)
         row["formats"][form] = row["formats"].get(form, 0) + 1
         row["file_bytes"] += sum(info.nbytes for info in stored)
-        row["device_bytes"] += device_bytes(name, source, request.compute_itemsize)
+        row["device_bytes"] += device_bytes(name, source, request.compute_itemsize, request.ranks)
     return [{"name": name, **row} for name, row in groups.items()]
 
 
 def _v100(
     config: ModelConfig, sources: Mapping[str, Source], engine: EngineConfig, size: int
 ) -> dict[str, Any]:
-    """Context bounds of one V100 in float16: of a single request, and of max_num_seqs at once."""
+    """Context bounds in float16 on as many V100s as ranks: of a single request, and of max_num_seqs at once."""
     limit = config.max_position_embeddings
     wanted = replace(engine, dtype="float16", max_model_len=limit)
     request = plan_request(wanted, config, "gpu")
@@ -118,7 +116,7 @@ def _plan(
     engine: EngineConfig, config: ModelConfig, sources: Mapping[str, Source], device: jax.Device
 ) -> dict[str, Any]:
     try:
-        plan = plan_memory(engine, config, sources, device)
+        plan = plan_memory(engine, config, sources, [device])
     except CapacityError as refusal:
         return {"fits": False, "reason": str(refusal)}
     return {

@@ -26,8 +26,8 @@ _ENGINE: dict[str, tuple[type, str, str]] = {
     "max_num_seqs": (int, "N", "requests decoded together"),
     "max_num_batched_tokens": (int, "N", "tokens of one prefill chunk"),
     "block_size": (int, "N", "tokens per page of the KV cache"),
-    "tensor_parallel_size": (int, "N", "devices; only 1 so far"),
-    "gpu_memory_utilization": (float, "X", "share of the device's memory to plan with"),
+    "tensor_parallel_size": (int, "N", "devices that share the model; default 1"),
+    "gpu_memory_utilization": (float, "X", "share of each device's memory to plan with"),
 }
 _ONE_REQUEST = (
     "dtype",

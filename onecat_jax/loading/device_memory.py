@@ -27,15 +27,16 @@ class DeviceMemory:
     source: str
 
 
-def device_memory(device: jax.Device, utilization: float) -> DeviceMemory:
+def device_memory(device: jax.Device, utilization: float, ranks: int = 1) -> DeviceMemory:
     """Reads what the device has.
 
     A GPU's total is the memory pool that JAX was given (XLA_PYTHON_CLIENT_MEM_FRACTION governs it,
     this engine never sets it), a CPU's is what the system can give without swapping, or the limit
-    of the container if that is less.
+    of the container if that is less. CPU devices share it.
 
     Args:
       utilization: the fraction of it that may be used, gpu_memory_utilization.
+      ranks: devices of this kind that the model is spread over.
     """
     name = f"{device.platform}:{device.id}"
     stats = device.memory_stats() if device.platform != "cpu" else None
@@ -48,7 +49,9 @@ def device_memory(device: jax.Device, utilization: float) -> DeviceMemory:
         return DeviceMemory(max(share - stats.get("bytes_in_use", 0), 0), name, source)
     free = _host_available()
     source = f"{utilization:.0%} (gpu_memory_utilization) of {gib(free)} of free host memory"
-    return DeviceMemory(int(free * utilization), name, source)
+    if ranks > 1:
+        source += f", shared by {ranks} devices"
+    return DeviceMemory(int(free * utilization) // ranks, name, source)
 
 
 def _host_available() -> int:

@@ -1,4 +1,4 @@
-"""What a model needs on one device, group by group, before one weight is read; and the refusal when
+"""What a model needs on each device, group by group, before one weight is read; and the refusal when
 it doesn't fit.
 
 The paged cache takes what is left, at most what `max_num_seqs` requests of `max_model_len` tokens
@@ -11,24 +11,24 @@ from functools import cached_property
 from typing import Literal
 
 import jax.numpy as jnp
-import numpy as np
 
 from onecat_jax.errors import CapacityError
 from onecat_jax.loading.device_memory import DeviceMemory
 from onecat_jax.loading.formats import Source
+from onecat_jax.loading.weight_sizes import (
+    MTP,
+    WEIGHT_GROUPS,
+    device_bytes,
+    group_of,
+    largest_slab,
+)
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.sizes import gib
 from onecat_jax.state import CacheShape
 
 Field = Literal["max_model_len", "max_num_seqs"]
-EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
-SMALL, MTP = "norms and small", "MTP head"
-WEIGHT_GROUPS = (EMBEDDING, GDN, ATTENTION, MLP, SMALL, MTP)
 _KV_STORAGE = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 HEADROOM = 256 * 2**20  # code, library workspaces, fragmentation
-
-_DENSE_ON_DEVICE = ("in_proj_a", "in_proj_b")  # read in the compute dtype whatever stores them
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class PlanRequest:
     compute_dtype: str = "float32"
     kv_dtype: str = "float32"
     mtp: bool = False  # whether the MTP head is placed on the device
+    ranks: int = 1  # devices that share the model by tensor parallelism
 
     @property
     def pages_per_request(self) -> int:
@@ -59,16 +60,26 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Requirements:
-    """Bytes that a model needs under given arguments."""
+    """Bytes that a model needs on each device under given arguments."""
 
-    config: ModelConfig
+    config: ModelConfig  # the whole model
     request: PlanRequest
     weights: Mapping[str, int]  # group -> bytes
     slab: int  # largest weight expanded for a matrix product
 
+    @property
+    def ranks(self) -> int:
+        """Devices that share the model."""
+        return self.request.ranks
+
+    @cached_property
+    def local(self) -> ModelConfig:
+        """Heads, features and ids of one device."""
+        return self.config.local(self.ranks)
+
     def cache_shape(self, pages: int) -> CacheShape:
-        """Sizes of the state with so many pages per layer, page 0 included."""
-        c = self.config
+        """Sizes of one device's state with so many pages per layer, page 0 included."""
+        c = self.local
         return CacheShape(
             attention_layers=c.num_full_layers,
             pages=pages,
@@ -102,7 +113,7 @@ class Requirements:
 
     def _activations(self) -> int:
         """Logits, and the few rows-by-width buffers that live at once in one layer."""
-        c, r = self.config, self.request
+        c, r = self.local, self.request
         widest = max(2 * c.intermediate_size, c.conv_dim + c.value_dim)
         attention = 2 * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim
         row = 8 * c.hidden_size + 2 * r.compute_itemsize * max(widest, attention)
@@ -133,7 +144,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A plan that fits.
+    """A plan that fits. Bytes and sizes are those of each device.
 
     Attributes:
       groups: group -> bytes, the paged cache included.
@@ -144,6 +155,11 @@ class MemoryPlan:
     groups: Mapping[str, int]
     memory: DeviceMemory
     cache: CacheShape
+
+    @property
+    def ranks(self) -> int:
+        """Devices that share the model."""
+        return self.request.ranks
 
     @property
     def pages(self) -> int:
@@ -160,52 +176,24 @@ class MemoryPlan:
 
     def table(self) -> str:
         """The plan as lines for people."""
-        return _table(self.groups, self.total, self.memory)
+        return _table(self.groups, self.total, self.memory, self.ranks)
 
 
 def requirements(
     config: ModelConfig, sources: Mapping[str, Source], request: PlanRequest
 ) -> Requirements:
-    """Adds up a checkpoint's tensors as they will lie on the device."""
+    """Adds up a checkpoint's tensors as they will lie on each device.
+
+    Raises:
+      EngineError: heads, features or ids don't divide; `check_ranks` says it better.
+    """
+    placed = {n: s for n, s in sources.items() if group_of(n, s) != MTP or request.mtp}
     weights = dict.fromkeys(WEIGHT_GROUPS, 0)
-    for name, source in sources.items():
-        group = group_of(name, source)
-        if group != MTP or request.mtp:
-            weights[group] += device_bytes(name, source, request.compute_itemsize)
-    return Requirements(config, request, weights, _largest_slab(sources, request))
-
-
-def group_of(name: str, source: Source) -> str:
-    """The group of a canonical name."""
-    if name.startswith("mtp."):
-        return MTP
-    if name.startswith(("embed_tokens.", "lm_head.")):
-        return EMBEDDING
-    if source.spec.kind != "linear":
-        return SMALL
-    return GDN if ".linear_attn." in name else ATTENTION if ".self_attn." in name else MLP
-
-
-def device_bytes(name: str, source: Source, itemsize: int) -> int:
-    """Bytes of one tensor on the device; small tensors are kept in float32."""
-    size = int(np.prod(source.spec.shape))
-    if source.spec.kind == "vector":
-        return 4 * size
-    if source.format == "nvfp4" and not name.removesuffix(".weight").endswith(_DENSE_ON_DEVICE):
-        return size // 2 + size // 16 + 4 * source.spec.shape[0]
-    return itemsize * size
-
-
-def _largest_slab(sources: Mapping[str, Source], request: PlanRequest) -> int:
-    """Bytes of the largest quantised site, fused siblings together, in the compute dtype."""
-    sites: dict[str, int] = {}
-    for name, source in sources.items():
-        if source.format != "nvfp4" or (name.startswith("mtp.") and not request.mtp):
-            continue
-        parent, _, leaf = name.removesuffix(".weight").rpartition(".")
-        site = next((f"{parent}.{group[0]}" for group in _FUSED if leaf in group), name)
-        sites[site] = sites.get(site, 0) + int(np.prod(source.spec.shape))
-    return max(sites.values(), default=0) * request.compute_itemsize
+    for name, source in placed.items():
+        size = device_bytes(name, source, request.compute_itemsize, request.ranks)
+        weights[group_of(name, source)] += size
+    slab = largest_slab(placed, request.ranks) * request.compute_itemsize
+    return Requirements(config, request, weights, slab)
 
 
 def fit(needs: Requirements, memory: DeviceMemory) -> MemoryPlan:
@@ -238,12 +226,14 @@ def _refusal(needs: Requirements, memory: DeviceMemory) -> str:
         "KV cache, one request": needs.least - sum(needs.fixed.values()),
     }
     request = needs.request
+    each = " on each device" if needs.ranks > 1 else ""
+    devices = f"{needs.ranks} devices like {memory.device}" if each else memory.device
     head = (
-        f"the model doesn't fit {memory.device}: {gib(needs.least)} needed with max_model_len "
+        f"the model doesn't fit {devices}: {gib(needs.least)} needed{each} with max_model_len "
         f"{request.max_model_len} and max_num_seqs {request.max_num_seqs}, {gib(memory.available)} "
         "available"
     )
-    return f"{head}; {_advice(needs, memory)}\n{_table(groups, needs.least, memory)}"
+    return f"{head}; {_advice(needs, memory)}\n{_table(groups, needs.least, memory, needs.ranks)}"
 
 
 def _advice(needs: Requirements, memory: DeviceMemory) -> str:
@@ -262,7 +252,8 @@ def _advice(needs: Requirements, memory: DeviceMemory) -> str:
     return "no max_model_len fits: a device with more memory or a smaller checkpoint is needed"
 
 
-def _table(groups: Mapping[str, int], total: int, memory: DeviceMemory) -> str:
+def _table(groups: Mapping[str, int], total: int, memory: DeviceMemory, ranks: int) -> str:
     rows = [*groups.items(), ("total", total), ("available", memory.available)]
     lines = [f"  {name:<24}{gib(size):>12}" for name, size in rows]
-    return "\n".join([*lines, f"  ({memory.source})"])
+    head = [f"  per device, {ranks} ranks"] if ranks > 1 else []
+    return "\n".join([*head, *lines, f"  ({memory.source})"])

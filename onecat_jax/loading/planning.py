@@ -1,6 +1,6 @@
-"""From engine arguments to a memory plan on a device."""
+"""From engine arguments to a memory plan on the devices of an engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -9,6 +9,7 @@ from onecat_jax.config import EngineConfig
 from onecat_jax.loading.device_memory import DeviceMemory, device_memory
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.memory_plan import MemoryPlan, PlanRequest, fit, largest, requirements
+from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.models.qwen3_5.config import ModelConfig
 
 
@@ -16,17 +17,24 @@ def plan_memory(
     engine: EngineConfig,
     config: ModelConfig,
     sources: Mapping[str, Source],
-    device: jax.Device,
+    devices: Sequence[jax.Device],
 ) -> MemoryPlan:
-    """Plans a checkpoint on a device before a weight is read.
+    """Plans a checkpoint on every device before a weight is read.
 
     Without a max_model_len the model's limit is taken, or the most that fits if that is less.
 
+    Args:
+      devices: those of the ranks, of which the fullest decides; fewer stand for others like them.
+
     Raises:
+      EngineError: the model doesn't divide over tensor_parallel_size devices.
       CapacityError: the model, or the max_model_len that was asked for, doesn't fit.
     """
-    memory = device_memory(device, engine.gpu_memory_utilization)
-    request = plan_request(engine, config, device.platform)
+    ranks = engine.tensor_parallel_size
+    check_ranks(config, sources, ranks)
+    free = [device_memory(device, engine.gpu_memory_utilization, ranks) for device in devices]
+    memory = min(free, key=lambda found: found.available)
+    request = plan_request(engine, config, devices[0].platform)
     if engine.max_model_len is None:
         request = replace(request, max_model_len=_longest(request, config, sources, memory))
     return fit(requirements(config, sources, request), memory)
@@ -42,6 +50,7 @@ def plan_request(engine: EngineConfig, config: ModelConfig, platform: str) -> Pl
         block_size=engine.block_size,
         compute_dtype=compute,
         kv_dtype=compute if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
+        ranks=engine.tensor_parallel_size,
     )
 
 

@@ -59,16 +59,20 @@ class Rules:
         """
         if ranks == 1 or axis is None or axis not in self.axes:
             return None
-        if units % ranks == 0:
-            return Split(ranks)
-        if axis == "kv_heads" and ranks % units == 0:
-            return Split(units, ranks // units)
-        raise EngineError(indivisible(axis, units, ranks))
+        if not divides(axis, units, ranks):
+            raise EngineError(indivisible(axis, units, ranks))
+        parts = min(ranks, units)
+        return Split(parts, ranks // parts)
+
+
+def divides(axis: str, units: int, ranks: int) -> bool:
+    """Whether every rank gets the same number of units. Key/value heads may be fewer than ranks: some get the same one."""
+    return units % ranks == 0 or (axis == "kv_heads" and ranks % units == 0)
 
 
 def indivisible(name: str, units: int, ranks: int) -> str:
     """Why an axis can't be split, with what would do."""
-    fits = [n for n in range(1, ranks) if units % n == 0 or (name == "kv_heads" and n % units == 0)]
+    fits = [n for n in range(1, ranks) if divides(name, units, n)]
     return (
         f"tensor_parallel_size is {ranks}, which doesn't divide {name} = {units}; "
         f"tensor_parallel_size {', '.join(map(str, fits))} would"
