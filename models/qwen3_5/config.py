@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from onecat_jax.errors import ModelConfigError
 from onecat_jax.sharding import local_counts
+from onecat_jax.state import CacheShape
 
 LayerKind = Literal["linear_attention", "full_attention"]
 ARCHITECTURES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
@@ -94,6 +95,24 @@ class ModelConfig:
     def conv_dim(self) -> int:
         """Channels of the GDN convolution, C: query, key and value side by side."""
         return 2 * self.key_dim + self.value_dim
+
+    def cache_shape(self, *, pages: int, page_size: int, slots: int) -> CacheShape:
+        """Sizes of a state for this model (of one rank if this is `local`), page 0 and slot 0 included."""
+        return CacheShape(
+            attention_layers=self.num_full_layers,
+            pages=pages,
+            page_size=page_size,
+            kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            gdn_layers=self.num_linear_layers,
+            slots=slots,
+            value_heads=self.linear_num_value_heads,
+            key_dim=self.linear_key_head_dim,
+            value_dim=self.linear_value_head_dim,
+            conv_channels=self.conv_dim,
+            conv_width=self.linear_conv_kernel_dim,
+            vocab=self.vocab_size,
+        )
 
     @staticmethod
     def from_hf(config: Mapping[str, Any]) -> "ModelConfig":

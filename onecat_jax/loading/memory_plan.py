@@ -79,21 +79,8 @@ class Requirements:
 
     def cache_shape(self, pages: int) -> CacheShape:
         """Sizes of one device's state with so many pages per layer, page 0 included."""
-        c = self.local
-        return CacheShape(
-            attention_layers=c.num_full_layers,
-            pages=pages,
-            page_size=self.request.block_size,
-            kv_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            gdn_layers=c.num_linear_layers,
-            slots=self.request.max_num_seqs + 1,
-            value_heads=c.linear_num_value_heads,
-            key_dim=c.linear_key_head_dim,
-            value_dim=c.linear_value_head_dim,
-            conv_channels=c.conv_dim,
-            conv_width=c.linear_conv_kernel_dim,
-            vocab=c.vocab_size,
+        return self.local.cache_shape(
+            pages=pages, page_size=self.request.block_size, slots=self.request.max_num_seqs + 1
         )
 
     @cached_property
