@@ -27,7 +27,7 @@ from onecat_jax.sizes import gib
 from onecat_jax.state import CacheShape
 
 Field = Literal["max_model_len", "max_num_seqs"]
-_KV_STORAGE = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+KV_STORAGE = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 HEADROOM = 256 * 2**20  # code, library workspaces, fragmentation
 
 
@@ -55,7 +55,7 @@ class PlanRequest:
     @property
     def kv_storage(self) -> jnp.dtype:
         """The array dtype of kv_dtype, whose float8 names are vLLM's."""
-        return jnp.dtype(_KV_STORAGE.get(self.kv_dtype, self.kv_dtype))
+        return jnp.dtype(KV_STORAGE.get(self.kv_dtype, self.kv_dtype))
 
 
 @dataclass(frozen=True)
