@@ -13,6 +13,7 @@ from onecat_jax.sampling.randomness import (
     STREAM_TARGET,
     gumbel,
     gumbel_noise,
+    high_by_halves,
     philox,
     token_words,
     uniform,
@@ -112,3 +113,12 @@ def test_gumbel_noise_has_the_moments_of_the_distribution():
     error = 4 / np.sqrt(noise.size)
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=error * 1.29)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=error * 4)
+
+
+def test_both_ways_to_multiply_give_the_same_high_words():
+    words = np.random.default_rng(5).integers(0, 2**32, 20_000, dtype=np.uint32)
+    words = np.concatenate([words, np.array([0, 1, 0xFFFF, 0x10000, 0xFFFFFFFF], np.uint32)])
+    for multiplier in (0xD2511F53, 0xCD9E8D57, 0xFFFFFFFF, 1):
+        exact = (words.astype(object) * multiplier) // 2**32
+        found = high_by_halves(jnp.asarray(words), jnp.uint32(multiplier))
+        assert np.array_equal(np.asarray(found), exact.astype(np.uint32))
