@@ -10,7 +10,7 @@ from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.formats import Source
-from onecat_jax.loading.loader import host_tensors
+from onecat_jax.loading.tensor_source import tensor_source
 from onecat_jax.models.qwen3_5 import (
     ForwardOptions,
     ModelConfig,
@@ -18,7 +18,6 @@ from onecat_jax.models.qwen3_5 import (
     build_params,
 )
 from onecat_jax.models.qwen3_5.weights import Loops
-from onecat_jax.models.tensors import HostTensors
 from onecat_jax.sharding import Placement
 
 LoadProgress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -57,14 +56,13 @@ def load_model(
       placement: the devices, one per tensor-parallel rank.
 
     Raises:
-      CheckpointError: a quantisation scale is bad.
+      CheckpointError: a quantisation scale is bad, or an array of a converted checkpoint can't be read.
       EngineError: a tensor can't be split over that many ranks.
     """
     policy = Policy(backend=config.backend, strict=config.strict)
     target = policy.resolved_target()
     dtype, loops = config.compute_dtype(target.platform), choose_loops(config, target)
-    specs = {name: source.spec for name, source in sources.items()}
-    tensors = HostTensors(host_tensors(checkpoint, sources), specs, placement.size)
+    tensors = tensor_source(checkpoint, sources, placement.size)
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     done = 0
 

@@ -7,26 +7,33 @@ from typing import TextIO
 Progress = Callable[[str, int, int], None]
 
 
-def terminal_progress(stream: TextIO | None = None) -> Progress | None:
-    """A callable (what, done, total) that draws on a terminal; None if `stream` (default stderr) is none."""
+def terminal_progress(stream: TextIO | None = None, unit: str = "it") -> Progress | None:
+    """A callable (what, done, total) that draws on a terminal; None if `stream` (default stderr) is none.
+
+    Args:
+      unit: of done and total; "B" for bytes, which are shown as kB, MB and GB.
+    """
     stream = sys.stderr if stream is None else stream
-    return _Bar(stream) if stream.isatty() else None
+    return _Bar(stream, unit) if stream.isatty() else None
 
 
 class _Bar:
     """One bar, which vanishes when done reaches total."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, unit: str) -> None:
         from tqdm import tqdm  # only where something is drawn
 
         self._make = tqdm
-        self._stream = stream
+        self._stream, self._unit = stream, unit
         self._bar: tqdm | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._bar is None or self._bar.total != total:
             self._close()
-            self._bar = self._make(total=total, file=self._stream, leave=False)
+            scale = self._unit == "B"
+            self._bar = self._make(
+                total=total, file=self._stream, leave=False, unit=self._unit, unit_scale=scale
+            )
         self._bar.set_description(what, refresh=False)
         self._bar.n = done
         self._bar.refresh()

@@ -11,6 +11,7 @@ import numpy as np
 from onecat_jax.errors import CheckpointError
 from onecat_jax.json_files import read_json_object, read_optional_json
 from onecat_jax.loading.hub import locate
+from onecat_jax.loading.orbax.recognise import is_converted
 from onecat_jax.loading.safetensors_file import SafetensorsFile, TensorInfo
 
 INDEX = "model.safetensors.index.json"
@@ -40,28 +41,33 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path) -> "Checkpoint":
-        """Opens a folder, the embedded "tiny", or downloads owner/name.
+        """Opens a folder (of safetensors, or converted), the embedded "tiny", or downloads owner/name.
 
         Raises:
           CheckpointError: missing, no checkpoint, or damaged; the message names the file.
         """
         root = locate(model)
+        converted = is_converted(root)
         _check_folder(root)
         config = read_json_object(root / "config.json")
         quantization, source = _quantization(root, config)
+        common = {
+            "root": root,
+            "config": config,
+            "generation_config": read_optional_json(root / "generation_config.json"),
+            "quantization": quantization,
+            "quantization_file": source,
+        }
+        if converted:
+            # It imports this module.
+            from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
+
+            return OrbaxCheckpoint.of(**common)
         tensors, files = _open_weights(root)
-        return cls(
-            root=root,
-            config=config,
-            generation_config=read_optional_json(root / "generation_config.json"),
-            quantization=quantization,
-            quantization_file=source,
-            tensors=tensors,
-            files=files,
-        )
+        return cls(tensors=tensors, files=files, **common)
 
     def array(self, name: str) -> np.ndarray:
-        """A read-only view of a tensor in its file dtype, read from disk when it is used."""
+        """A tensor in its file dtype: a read-only view of it, read from disk when it is used."""
         return self.files[self.tensors[name].file].array(name)
 
 

@@ -51,13 +51,17 @@ def host_tensor(checkpoint: Checkpoint, source: Source) -> HostTensor:
     weight = checkpoint.array(source.weight)
     if source.format == "nvfp4":
         scales = checkpoint.array(source.scale).view(np.uint8)
-        _check_block_scales(source.scale, scales)
+        check_block_scales(source.scale, scales)
         return NVFP4Tensor(weight, scales, _multiplier(checkpoint, source))
     return DenseTensor(weight) if source.spec.kind == "linear" else weight
 
 
-def _check_block_scales(name: str, scales: np.ndarray) -> None:
-    """scales: bits of E4M3 [N, K/16]. Good ones are 0x00 to 0x7e, 0x7f and 0xff are NaN."""
+def check_block_scales(name: str, scales: np.ndarray) -> None:
+    """scales: bits of E4M3 [N, K/16]. Good ones are 0x00 to 0x7e, 0x7f and 0xff are NaN.
+
+    Raises:
+      Mismatch: there are others.
+    """
     if scales.size and scales.max() >= _NAN:
         bad = scales >= _NAN
         row, block = np.argwhere(bad)[0]

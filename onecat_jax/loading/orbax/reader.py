@@ -1,0 +1,68 @@
+"""Reads arrays of an orbax checkpoint, or the part of one that a rank holds, straight to the host."""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tensorstore
+from orbax.checkpoint import type_handlers
+
+from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST, ArrayRecord
+
+Extent = tuple[slice, ...]
+
+
+class ArrayReader:
+    """The arrays of one folder, each opened on its first use.
+
+    Packing happens on the host, so a rank's part is read to where it is needed. Restoring it as a device array first (what
+    `restore_canonical` does) would carry every byte to the device, back, and there again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._opened: dict[str, tensorstore.TensorStore] = {}
+
+    @cached_property
+    def _context(self) -> tensorstore.Context:
+        return type_handlers.get_ts_context(use_ocdbt=True)
+
+    def read(self, name: str, record: ArrayRecord, extent: Extent | None = None) -> np.ndarray:
+        """An array, or one slice per dimension of it.
+
+        Args:
+          record: what it must be.
+
+        Raises:
+          CheckpointError: it can't be read, or is something else.
+        """
+        try:
+            store = self._open(name)
+            if (found := (store.dtype.name, store.shape)) == (record.dtype, record.shape):
+                return store[extent or ...].read(order="C").result()
+        except Exception as error:  # whatever fails inside the storage library, the advice is one
+            raise unreadable(self._folder, name, error) from error
+        raise CheckpointError(
+            f"{self._folder}: array {name} is {found[0]} {list(found[1])}, {MANIFEST} says {record.dtype} "
+            f"{list(record.shape)}; {AGAIN}"
+        )
+
+    def _open(self, name: str) -> tensorstore.TensorStore:
+        if name not in self._opened:
+            info = type_handlers.ParamInfo(
+                name=name,
+                parent_dir=self._folder,
+                is_ocdbt_checkpoint=True,
+                ts_context=self._context,
+            )
+            spec = type_handlers.get_json_tspec_read(info, use_ocdbt=True)
+            opened = tensorstore.open(tensorstore.Spec(spec), context=self._context)
+            self._opened[name] = opened.result()
+        return self._opened[name]
+
+
+def unreadable(folder: Path, name: str, error: Exception) -> CheckpointError:
+    """What a failure of the storage library means to a user."""
+    reason = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+    return CheckpointError(f"{folder}: array {name} can't be read: {reason}; {AGAIN}")

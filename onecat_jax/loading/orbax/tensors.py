@@ -1,0 +1,100 @@
+"""A converted checkpoint as the source of a model's weights."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
+from onecat_jax.errors import CheckpointError, EngineError
+from onecat_jax.loading.dtypes import DTYPES
+from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.loader import check_block_scales
+from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of, tensor_of
+from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
+from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST
+from onecat_jax.models.slices import HostTensor, cuts_groups
+from onecat_jax.models.tensors import Piece, TensorKind
+
+
+@dataclass(frozen=True)
+class OrbaxTensors:
+    """A `TensorSource` that reads from disk what a rank asks for, when it asks, and nothing else."""
+
+    checkpoint: OrbaxCheckpoint
+    sources: Mapping[str, Source]
+    arrays: Mapping[str, list[CanonicalArray]]  # of every tensor
+    ranks: int = 1
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.sources.keys()
+
+    def kind(self, name: str) -> TensorKind | None:
+        source = self.sources.get(name)
+        if source is None:
+            return None
+        if source.format == "nvfp4":
+            return NVFP4Tensor
+        return DenseTensor if source.spec.kind == "linear" else np.ndarray
+
+    def nbytes(self, name: str) -> int:
+        return sum(array.nbytes for array in self.arrays[name] if array.axes)
+
+    @contextmanager
+    def site(self, names: Sequence[str]) -> Iterator[Piece]:
+        yield self._piece
+
+    def _piece(self, name: str, rank: int) -> HostTensor:
+        source = self.sources[name]
+        if source.format == "nvfp4" and (reason := cuts_groups(name, source.spec, self.ranks)):
+            raise EngineError(f"{reason}.")
+        values = [
+            self.checkpoint.read(array.name, array.extent(rank, self.ranks))
+            for array in self.arrays[name]
+        ]
+        tensor = tensor_of(source.spec, self.arrays[name], values)
+        if isinstance(tensor, NVFP4Tensor):
+            self._check_scales(name, tensor)
+        return tensor
+
+    def _check_scales(self, name: str, tensor: NVFP4Tensor) -> None:
+        """They were good when they were written."""
+        try:
+            check_block_scales(f"{name} (scales)", tensor.scales)
+        except Mismatch as mismatch:
+            raise CheckpointError(f"{self.checkpoint.root}: {mismatch}; {AGAIN}") from mismatch
+        if not (np.isfinite(tensor.global_scale) and tensor.global_scale > 0):
+            raise CheckpointError(
+                f"{self.checkpoint.root}: the global scale of {name} is {tensor.global_scale}, a finite number above zero is "
+                f"needed; {AGAIN}"
+            )
+
+
+def canonical_arrays(
+    checkpoint: OrbaxCheckpoint, sources: Mapping[str, Source]
+) -> dict[str, list[CanonicalArray]]:
+    """The arrays of every tensor, which the manifest must list just so.
+
+    Raises:
+      CheckpointError: it doesn't.
+    """
+    found = {}
+    for name, source in sources.items():
+        dtype = DTYPES[checkpoint.tensors[source.weight].dtype]
+        arrays = arrays_of(name, source.spec, source.format, dtype)
+        wanted = {array.name: (array.dtype.name, array.shape) for array in arrays}
+        records = checkpoint.manifest.tensors[name].arrays
+        listed = {array: (record.dtype, record.shape) for array, record in records.items()}
+        if wanted != listed:
+            raise CheckpointError(
+                f"{checkpoint.root / MANIFEST} lists the arrays of {name} as {_shown(listed)}; {_shown(wanted)} are needed; "
+                f"{AGAIN}"
+            )
+        found[name] = arrays
+    return found
+
+
+def _shown(arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{name} {dtype} {list(shape)}" for name, (dtype, shape) in arrays.items())
