@@ -1,5 +1,6 @@
 """Host tensors of a checkpoint -> one device weight per layer kind."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from onecat_jax.custom_calls.linear.packing import pack, physical_rows
+from onecat_jax.custom_calls.linear.packing import pack_into, packed_shapes, physical_rows
 from onecat_jax.custom_calls.linear.routes import (
     LAYOUT_OF_ROUTE,
     LinearDescriptor,
@@ -26,6 +27,7 @@ from onecat_jax.custom_calls.linear.weights import (
 Tensor = TypeVar("Tensor", DenseTensor, NVFP4Tensor)
 Row = Sequence[DenseTensor | NVFP4Tensor]  # siblings of one layer, concatenated along N
 _E4M3_NAN = 0x7F  # and everything above it is negative
+_ALIGNMENT = 64  # bytes: memory so aligned is taken over by a CPU device as it is
 
 
 def build_linear(
@@ -90,8 +92,15 @@ class _Stack:
             raise ValueError(f"all layers of a stack need the same shape, found {both}")
 
     def place(self, array: np.ndarray) -> Array:
-        """Copies: on CPU an array could otherwise share its memory with numpy, and never be donated."""
-        return jax.device_put(array, self.device, may_alias=False)
+        return jax.device_put(array, self.device)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised host memory. It is written once and never after it is placed, for a CPU device doesn't copy it."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -raw.ctypes.data % _ALIGNMENT
+    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 class _DenseStack(_Stack):
@@ -101,21 +110,23 @@ class _DenseStack(_Stack):
         super().__init__(*args)
         self.route.plan(LinearDescriptor("dense", self.n, self.k, self.dtype))
         self.separate: list[Array] = []
-        shape = (self.n, self.k) if self.route.separate else (self.layers, self.n, self.k)
-        self.host = np.empty(shape, self.dtype)
+        self.host = None if self.route.separate else self._new(self.layers)
+
+    def _new(self, *layers: int) -> np.ndarray:
+        return _empty((*layers, self.n, self.k), self.dtype)
 
     def write(self, at: int, row: Row) -> None:
+        matrix = self._new() if self.host is None else self.host[at]
         first = 0
-        matrix = self.host if self.route.separate else self.host[at]
         for tensor in _all(row, DenseTensor):
             rows = tensor.weight.shape[0]
             matrix[first : first + rows] = tensor.weight
             first += rows
-        if self.route.separate:
-            self.separate.append(jax.block_until_ready(self.place(matrix)))
+        if self.host is None:
+            self.separate.append(self.place(matrix))
 
     def placed(self) -> Dense:
-        return Dense(tuple(self.separate) if self.route.separate else self.place(self.host))
+        return Dense(tuple(self.separate) if self.host is None else self.place(self.host))
 
 
 class _NVFP4Stack(_Stack):
@@ -125,24 +136,20 @@ class _NVFP4Stack(_Stack):
         super().__init__(*args)
         route = self.route.plan(LinearDescriptor("nvfp4", self.n, self.k, self.dtype))
         self.layout = LAYOUT_OF_ROUTE[route.name]
+        codes, scales = packed_shapes(self.n, self.k, self.layout)
+        self.codes = _empty((self.layers, *codes), np.dtype(np.uint8))
+        self.scales = _empty((self.layers, *scales), np.dtype(np.uint8))
         rows = self.n if self.layout == "rows" else physical_rows(self.n)
         self.global_scale = np.zeros((self.layers, rows), np.float32)
-        self.codes = self.scales = np.empty(0, np.uint8)  # the first layer says how large they are
 
     def write(self, at: int, row: Row) -> None:
         tensors = _all(row, NVFP4Tensor)
-        codes, scales = pack(
+        pack_into(
+            (self.codes[at], self.scales[at]),
             _concatenated([t.codes for t in tensors]),
             _concatenated([t.scales for t in tensors]),
             self.layout,
         )
-        if self.layers == 1:
-            self.codes, self.scales = codes[None], scales[None]
-        elif at == 0:
-            self.codes = np.empty((self.layers, *codes.shape), np.uint8)
-            self.scales = np.empty((self.layers, *scales.shape), np.uint8)
-        if self.layers > 1:
-            self.codes[at], self.scales[at] = codes, scales
         first = 0
         for tensor in tensors:
             rows = tensor.codes.shape[0]

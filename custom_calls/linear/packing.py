@@ -1,4 +1,4 @@
-"""Checkpoint order -> the byte orders that the handlers read. Vectorised numpy, one layer at a time.
+"""Checkpoint order -> the byte orders that the handlers read. Vectorised numpy, a block of rows at a time.
 
 Physical N is a multiple of 32 in every packed layout; physical K a multiple of 32 for "cpu16" and of 64 for the GPU
 layouts. What padding adds is zero codes under zero scales, so it decodes to zero.
@@ -26,6 +26,13 @@ from onecat_jax.custom_calls.linear.weights import GROUP
 
 ROW_MULTIPLE = 32
 K_MULTIPLES = {"cpu16": 32, "m8n8k4": 64, "m16n8k16": 64}
+_ROWS_OF_TILE = {"cpu16": 8, "m8n8k4": 32, "m16n8k16": 32}
+_UNIT_SHAPES = {  # codes and scales of a tile and a unit of k
+    "cpu16": ((8, 16), (8, 2)),
+    "m8n8k4": ((2, 32, 16), (32, 4)),
+    "m16n8k16": ((2, 32, 16), (32, 4)),
+}
+_BLOCK_ROWS = 1024  # packed at once: what a block needs in between stays small
 
 Packed = tuple[np.ndarray, np.ndarray]
 
@@ -113,8 +120,31 @@ PACKERS: dict[str, Callable[[np.ndarray, np.ndarray], Packed]] = {
 }
 
 
-def pack(codes: np.ndarray, scales: np.ndarray, layout: str) -> Packed:
-    """One matrix in checkpoint order (codes [N, K/2], scales [N, K/16]) -> its bytes in `layout`."""
+def packed_shapes(n: int, k: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the codes and scales of one matrix in `layout`."""
     if layout == "rows":
-        return codes, scales
-    return PACKERS[layout](*pad(codes, scales, K_MULTIPLES[layout]))
+        return (n, k // 2), (n, k // GROUP)
+    tiles = physical_rows(n) // _ROWS_OF_TILE[layout], -(-k // K_MULTIPLES[layout])
+    codes, scales = _UNIT_SHAPES[layout]
+    return (*tiles, *codes), (*tiles, *scales)
+
+
+def pack_into(out: Packed, codes: np.ndarray, scales: np.ndarray, layout: str) -> None:
+    """Packs one matrix in checkpoint order (codes [N, K/2], scales [N, K/16]) into arrays of `packed_shapes`."""
+    if layout == "rows":
+        out[0][:], out[1][:] = codes, scales
+        return
+    tile = _ROWS_OF_TILE[layout]
+    for row in range(0, codes.shape[0], _BLOCK_ROWS):
+        block = slice(row, row + _BLOCK_ROWS)
+        packed = PACKERS[layout](*pad(codes[block], scales[block], K_MULTIPLES[layout]))
+        tiles = slice(row // tile, row // tile + packed[0].shape[0])
+        out[0][tiles], out[1][tiles] = packed
+
+
+def pack(codes: np.ndarray, scales: np.ndarray, layout: str) -> Packed:
+    """One matrix in checkpoint order -> its bytes in `layout`."""
+    shapes = packed_shapes(codes.shape[0], 2 * codes.shape[1], layout)
+    out = np.empty(shapes[0], np.uint8), np.empty(shapes[1], np.uint8)
+    pack_into(out, codes, scales, layout)
+    return out

@@ -1,5 +1,6 @@
 """Checkpoint tensors -> device parameters: segments, fusing, stacking, one site at a time."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -118,7 +119,7 @@ class _Builder:
         """Builds a site rank by rank: what a rank needed on the host is gone before the next one starts."""
         with self.source.site(names) as piece:
             ranks = self.placement.local_ranks()
-            pieces = [jax.block_until_ready(build(piece, rank, device)) for rank, device in ranks]
+            pieces = [_settled(build(piece, rank, device)) for rank, device in ranks]
         self._advance(names)
         return self.placement.assemble(pieces)
 
@@ -149,7 +150,7 @@ class _Builder:
         with self.source.site(names) as piece:
             rank = next(rank for rank, _ in self.placement.local_ranks())
             rows = [np.asarray(piece(name, rank), np.float32) for name in names]
-            placed = jax.block_until_ready(self.placement.replicate(join(rows)))
+            placed = _settled(self.placement.replicate(join(rows)))
         self._advance(names)
         return placed
 
@@ -164,7 +165,7 @@ class _Builder:
 
         def build(piece: Piece, rank: int, device: jax.Device) -> Array:
             rows = [reorder(np.asarray(piece(n, rank), np.float32)) for n in names]
-            return jax.device_put(np.stack(rows), device, may_alias=False)
+            return jax.device_put(np.stack(rows), device)
 
         return self._split(names, build)
 
@@ -211,6 +212,16 @@ class _Builder:
             first_attention=before.count("full_attention"),
             loops=loops,
         )
+
+
+def _settled(placed: Tree) -> Tree:
+    """Waits until arrays are on their device and what they were copied from is free.
+
+    JAX lets go of host arrays only when it is called the next time, or in a collection of the youngest objects.
+    """
+    jax.block_until_ready(placed)
+    gc.collect(0)
+    return placed
 
 
 def _dense(weight: Linear) -> Dense:
