@@ -51,7 +51,7 @@ class Checkpoint:
         _check_folder(root)
         config = read_json_object(root / "config.json")
         quantization, source = _quantization(root, config)
-        common = {
+        common: dict[str, Any] = {
             "root": root,
             "config": config,
             "generation_config": read_optional_json(root / "generation_config.json"),

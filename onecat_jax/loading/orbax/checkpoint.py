@@ -28,7 +28,7 @@ from onecat_jax.loading.orbax.manifest import (
 from onecat_jax.loading.safetensors_file import TensorInfo
 
 if TYPE_CHECKING:
-    from onecat_jax.loading.orbax.reader import ArrayReader
+    from onecat_jax.loading.orbax.reader import ArrayReader, Extent, Pending
 
 _CODE_OF = {dtype.name: code for code, dtype in DTYPES.items()}  # numpy's name -> safetensors'
 _SUFFIX_OF = {CODES: "", SCALES: "_scale", GLOBAL_SCALE: "_scale_2"}  # ModelOpt's
@@ -83,13 +83,13 @@ class OrbaxCheckpoint(Checkpoint):
         tensors = self.manifest.tensors.values()
         return {name: found for record in tensors for name, found in record.arrays.items()}
 
-    def read(self, array: str, extent: tuple[slice, ...] | None = None) -> np.ndarray:
-        """A stored array, or one slice per dimension of it.
+    def start(self, array: str, extent: "Extent | None" = None) -> "Pending":
+        """Begins to read a stored array, or one slice per dimension of it; what it returns waits for the values.
 
-        Raises:
+        Raises (here or when it is waited for):
           CheckpointError: it can't be read, or has another shape or dtype than the manifest says.
         """
-        return self.reader.read(array, self._records[array], extent)
+        return self.reader.start(array, self._records[array], extent)
 
     def array(self, name: str) -> np.ndarray:
         """A whole tensor in its stored dtype, with the checksums of its arrays compared.
@@ -106,7 +106,7 @@ class OrbaxCheckpoint(Checkpoint):
         return whole
 
     def _checked(self, array: str) -> np.ndarray:
-        values = self.read(array)
+        values = self.start(array)()
         found, wanted = checksum(values), self._records[array].crc32
         if found != wanted:
             raise CheckpointError(

@@ -1,6 +1,7 @@
 """Reads arrays of an orbax checkpoint, or the part of one that a rank holds, straight to the host."""
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST, ArrayRecord
 
 Extent = tuple[slice, ...]
+Pending = Callable[[], np.ndarray]
 
 
 class ArrayReader:
@@ -28,25 +30,32 @@ class ArrayReader:
     def _context(self) -> tensorstore.Context:
         return type_handlers.get_ts_context(use_ocdbt=True)
 
-    def read(self, name: str, record: ArrayRecord, extent: Extent | None = None) -> np.ndarray:
-        """An array, or one slice per dimension of it.
+    def start(self, name: str, record: ArrayRecord, extent: Extent | None = None) -> Pending:
+        """Begins to read an array, or one slice per dimension of it; what it returns waits for the values.
 
         Args:
-          record: what it must be.
+          record: what the array must be.
 
-        Raises:
+        Raises (here or when it is waited for):
           CheckpointError: it can't be read, or is something else.
         """
         try:
             store = self._open(name)
-            if (found := (store.dtype.name, store.shape)) == (record.dtype, record.shape):
-                return store[extent or ...].read(order="C").result()
+            found = (store.dtype.name, store.shape)
+            if found == (record.dtype, record.shape):
+                return partial(self._wait, name, store[extent or ...].read(order="C"))
         except Exception as error:  # whatever fails inside the storage library, the advice is one
             raise unreadable(self._folder, name, error) from error
         raise CheckpointError(
             f"{self._folder}: array {name} is {found[0]} {list(found[1])}, {MANIFEST} says {record.dtype} "
             f"{list(record.shape)}; {AGAIN}"
         )
+
+    def _wait(self, name: str, values: tensorstore.Future) -> np.ndarray:
+        try:
+            return values.result()
+        except Exception as error:  # as above
+            raise unreadable(self._folder, name, error) from error
 
     def _open(self, name: str) -> tensorstore.TensorStore:
         if name not in self._opened:

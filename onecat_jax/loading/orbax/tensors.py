@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST
 from onecat_jax.models.slices import HostTensor, cuts_groups
 from onecat_jax.models.tensors import Piece, TensorKind
+
+if TYPE_CHECKING:
+    from onecat_jax.loading.orbax.reader import Pending
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,33 @@ class OrbaxTensors:
 
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
-        yield self._piece
+        """While a piece is packed, the one that is likely asked for next (the next name, the same rank) is on its way."""
+        after = dict(pairwise(names))
+        ahead: dict[tuple[str, int], list[Pending]] = {}
 
-    def _piece(self, name: str, rank: int) -> HostTensor:
+        def piece(name: str, rank: int) -> HostTensor:
+            started = ahead.pop((name, rank), None) or self._start(name, rank)
+            ahead.clear()
+            if (following := after.get(name)) is not None:
+                ahead[following, rank] = self._start(following, rank)
+            return self._finish(name, started)
+
+        yield piece
+        ahead.clear()
+
+    def _start(self, name: str, rank: int) -> "list[Pending]":
+        """Begins to read a rank's part of every array of a tensor."""
         source = self.sources[name]
         if source.format == "nvfp4" and (reason := cuts_groups(name, source.spec, self.ranks)):
             raise EngineError(f"{reason}.")
-        values = [
-            self.checkpoint.read(array.name, array.extent(rank, self.ranks))
+        return [
+            self.checkpoint.start(array.name, array.extent(rank, self.ranks))
             for array in self.arrays[name]
         ]
-        tensor = tensor_of(source.spec, self.arrays[name], values)
+
+    def _finish(self, name: str, started: "list[Pending]") -> HostTensor:
+        values = [wait() for wait in started]
+        tensor = tensor_of(self.sources[name].spec, self.arrays[name], values)
         if isinstance(tensor, NVFP4Tensor):
             self._check_scales(name, tensor)
         return tensor
