@@ -10,6 +10,10 @@ import re
 import oracle_weights as ow
 import pytest
 from model_harness import build
+from test_hlo import results
+
+from onecat_jax import LLM, SamplingParams
+from onecat_jax.sharding import TP
 
 RANKS = 4
 CASE = next(case for case in ow.CASES if case.name == "four_ranks_gqa4")
@@ -39,3 +43,62 @@ def test_a_forward_pass_sums_twice_a_layer_and_once_for_the_embedding(width):
     layers = len(ow.layer_types(CASE.config))
     assert [operation for operation, _ in found] == ["all-reduce"] * (2 * layers + 1)
     assert {size for _, size in found} == {2 * width * CASE.config["hidden_size"]}
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Optimised HLO by program of an engine on four ranks, and what is the state's there."""
+    llm = LLM(
+        "tiny",
+        tensor_parallel_size=RANKS,
+        max_model_len=128,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+    )
+    for logprobs in (None, 2):
+        llm.generate("x = 1\n" * 9, SamplingParams(max_tokens=2, seed=1, logprobs=logprobs))
+    engine = llm._engine
+    return {key: engine.programs.hlo(key) for key in engine.programs.keys}, engine
+
+
+def test_ranks_exchange_activations_and_candidates_but_never_weights(programs):
+    hlo, engine = programs
+    config = engine.options.forward.config
+    assert {key[0] for key in hlo} >= {"prefill", "decode"}
+    for key, text in hlo.items():
+        rows = key[1]  # tokens of a prefill, rows of a decode
+        found = collectives(text)
+        sums = [size for operation, size in found if operation == "all-reduce"]
+        # The embedding, and the bodies of the loops over GDN layers and over attention layers, two each.
+        assert sums == [rows * config.hidden_size] * 5, key
+        rest = [size for operation, size in found if operation != "all-reduce"]
+        assert {operation for operation, _ in found} <= {"all-reduce", "all-gather"}
+        assert max(rest, default=0) <= rows * config.vocab_size, key
+        assert sum(size > RANKS * rows * 64 * 2 for size in rest) <= 1, (key, rest)
+
+
+def test_no_custom_call_reads_a_gathered_operand(programs):
+    for key, text in programs[0].items():
+        gathered = set(re.findall(r"%(\S+) = \S+ all-gather", text))
+        calls = re.findall(r" custom-call\(([^)]*)\)", text)
+        assert calls, key
+        for operands in calls:
+            assert not gathered & set(re.findall(r"%([\w.\-]+)", operands)), key
+
+
+def test_no_program_on_several_ranks_copies_a_cache(programs):
+    hlo, engine = programs
+    local = {
+        (*shape[:axis], shape[axis] // RANKS, *shape[axis + 1 :])
+        for shape, axis in split_shapes(engine.state)
+    }
+    for key, text in hlo.items():
+        of_caches = [r for r in results(text) if r[1] in local]
+        assert {shape for _, shape, _ in of_caches} >= local, key
+        assert not [r for r in of_caches if r[2] in ("copy", "copy-start")], key
+
+
+def split_shapes(state):
+    """(global shape, split axis) of every cache."""
+    for array in (state.kv.k, state.gdn.state, state.gdn.window, state.history.counts):
+        yield array.shape, array.sharding.spec.index(TP)
