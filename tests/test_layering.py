@@ -19,7 +19,7 @@ _MAY_IMPORT = {
     "sharding": ("sharding", "errors"),
     "errors": (),
     "text": ("text", "errors", "json_files", "sampling_params"),
-    "sampling": ("sampling", "errors", "sampling_params", "sharding"),
+    "sampling": ("sampling", "errors", "sampling_params", "sharding", "state"),
 }
 
 

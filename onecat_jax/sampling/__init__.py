@@ -1,7 +1,8 @@
-"""Pure sampling: counter-based randomness, target transforms, the draw and log probabilities.
+"""Pure sampling: counter-based randomness, penalties and biases, target transforms, the draw and log probabilities.
 
 Everything is jittable, takes one batch row per request in [B] arrays and gives a row the same result whatever its row number,
-its neighbours and the batch size are. Imports no model, no state of the engine and no server.
+its neighbours and the batch size are. With `shards`, logits are one rank's slice of the vocabulary and results the same on all
+ranks. Imports no model and no server.
 """
 
 from onecat_jax.sampling.counts import SlotCounts

@@ -3,6 +3,8 @@
 A kept set is described by its last member, so masking is one comparison per token. Most rows are settled by their 64 first
 tokens; a row that isn't is searched in full (`search`). Which of the two decides a row depends on that row alone. Top-p works
 on what top-k left: mass is renormalised over the survivors.
+
+Heads and cuts are the same on all ranks; a row that has to be searched is gathered first.
 """
 
 from typing import NamedTuple
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from onecat_jax.sampling.search import Cut, apply_cut, top_k_cut, top_p_cut, weights_of
-from onecat_jax.sampling.sums import tree_sum
+from onecat_jax.sampling.vocabulary import ALL_IDS, Vocabulary
 
 HEAD = 64  # tokens looked at before a row is searched in full
 
@@ -34,25 +36,25 @@ def _limited(top_k: Array, size: int) -> Array:
     return (top_k > 0) & (top_k < size)
 
 
-def head_of(logits: Array, top_k: Array, top_p: Array) -> Head:
+def head_of(logits: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary = ALL_IDS) -> Head:
     """The head of every row.
 
     Args:
-      logits: float32 [B, V] without NaN and negative zero (`transforms.clean`).
+      logits: float32 [B, V] without NaN and negative zero (`transforms.clean`); the rank's slice.
       top_k: int32 [B], 0 or less = off.
       top_p: float32 [B], 1 = off.
+      vocabulary: what the slice is of.
     """
-    size = logits.shape[-1]
+    size = vocabulary.size(logits)
     width = min(HEAD, size)
-    # The barrier keeps later slices from merging into the one of top_k, which would turn it into a full sort.
-    values, tokens = lax.optimization_barrier(lax.top_k(logits, width))
+    values, tokens = vocabulary.top(logits, width)
     limited = _limited(top_k, size)
     rank = jnp.arange(width)
     ranked = rank < jnp.where(limited, top_k, size)[:, None]
     largest = values[:, 0]
     through = lax.cumsum(jnp.where(ranked, weights_of(values, largest), 0.0), axis=1)
     before = jnp.pad(through[:, :-1], ((0, 0), (1, 0)))
-    everything = tree_sum(weights_of(logits, largest))
+    everything = vocabulary.total(weights_of(logits, largest))
     wanted = top_p * jnp.where(limited, through[:, -1], everything)
     below = (before < wanted[:, None]) | (top_p >= 1)[:, None] | (rank == 0)
     kept = jnp.sum(ranked & below, axis=-1, dtype=jnp.int32)
@@ -61,9 +63,9 @@ def head_of(logits: Array, top_k: Array, top_p: Array) -> Head:
     return Head(values, tokens, kept, resolved)
 
 
-def empty_head(logits: Array) -> Head:
+def empty_head(logits: Array, vocabulary: Vocabulary = ALL_IDS) -> Head:
     """What `head_of` returns, with nothing looked at and nothing resolved."""
-    batch, width = logits.shape[0], min(HEAD, logits.shape[-1])
+    batch, width = logits.shape[0], min(HEAD, vocabulary.size(logits))
     return Head(
         jnp.zeros((batch, width), jnp.float32),
         jnp.zeros((batch, width), jnp.int32),
@@ -85,7 +87,7 @@ def no_cut(batch: int, size: int) -> Cut:
 
 
 def search_cut(logits: Array, top_k: Array, top_p: Array) -> Cut:
-    """Cut of every row by bisection; arguments as `head_of`."""
+    """Cut of every row by bisection; arguments as `head_of`, over the whole vocabulary."""
     batch, size = logits.shape
     limited = _limited(top_k, size)
     by_count = top_k_cut(logits, jnp.where(limited, top_k, size))
@@ -93,29 +95,38 @@ def search_cut(logits: Array, top_k: Array, top_p: Array) -> Cut:
     return _choose(top_p < 1, top_p_cut(apply_cut(logits, cut), top_p), cut)
 
 
-def find_cut(logits: Array, top_k: Array, top_p: Array) -> Cut:
+def find_cut(logits: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary = ALL_IDS) -> Cut:
     """Cut of every row, [B]; looks at nothing if no row asks, and only at the heads if they suffice.
 
     Args: as `head_of`.
     """
-    batch, size = logits.shape
+    size = vocabulary.size(logits)
     active = needs_order(top_k, top_p, size)
 
     def ordered() -> Cut:
-        return finish_cut(logits, top_k, top_p, head_of(logits, top_k, top_p), active)
+        head = head_of(logits, top_k, top_p, vocabulary)
+        return finish_cut(logits, top_k, top_p, head, active, vocabulary)
 
-    return lax.cond(jnp.any(active), ordered, lambda: no_cut(batch, size))
+    return lax.cond(jnp.any(active), ordered, lambda: no_cut(logits.shape[0], size))
 
 
-def finish_cut(logits: Array, top_k: Array, top_p: Array, head: Head, active: Array) -> Cut:
+def finish_cut(
+    logits: Array,
+    top_k: Array,
+    top_p: Array,
+    head: Head,
+    active: Array,
+    vocabulary: Vocabulary = ALL_IDS,
+) -> Cut:
     """Cut of every row: from its head where that is resolved, by search otherwise, none where not active."""
     from_head = cut_of(head)
 
     def search() -> Cut:
-        return _choose(head.resolved, from_head, search_cut(logits, top_k, top_p))
+        found = search_cut(vocabulary.whole_rows(logits), top_k, top_p)
+        return _choose(head.resolved, from_head, found)
 
     cut = lax.cond(jnp.any(active & ~head.resolved), search, lambda: from_head)
-    return _choose(active, cut, no_cut(*logits.shape))
+    return _choose(active, cut, no_cut(logits.shape[0], vocabulary.size(logits)))
 
 
 def _choose(where: Array, this: Cut, other: Cut) -> Cut:

@@ -3,18 +3,23 @@
 Work follows need. A batch of greedy rows is an argmax. Rows that use neither top-k nor top-p need no order: the largest of
 logit plus Gumbel noise is a draw from the softmax. If top-k or top-p leave at most 64 tokens in every sampled row, only those
 get noise. All routes see the same random words, so a row's token doesn't depend on which route its neighbours caused.
+
+Under tensor parallelism every branch is taken on values that all ranks share: a rank that went its own way would wait for the
+others forever.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from onecat_jax.sampling.adjust import adjusted_logits
 from onecat_jax.sampling.counts import SlotCounts
 from onecat_jax.sampling.cut import Head, empty_head, finish_cut, head_of, needs_order
 from onecat_jax.sampling.randomness import STREAM_TARGET, gumbel, gumbel_noise, token_words
 from onecat_jax.sampling.search import apply_cut
 from onecat_jax.sampling.state import SamplingState
-from onecat_jax.sampling.transforms import clean, scaled_logits
+from onecat_jax.sampling.transforms import scaled_logits
+from onecat_jax.sampling.vocabulary import Vocabulary
 from onecat_jax.sharding import WHOLE, Shards
 
 
@@ -32,64 +37,59 @@ def sample(
     """Picks the next token of every row.
 
     Args:
-      logits: [B, V], any float type; computed in float32.
+      logits: [B, V], any float type; computed in float32. Under tensor parallelism the rank's slice of V, as in `banned` and
+        `history`.
       state: settings of the rows.
       positions: int32 [B], absolute position of the token being picked.
-      vocab_size: ids from here on are padding and never picked.
+      vocab_size: ids from here on (of the whole vocabulary) are padding and never picked.
       banned: bool [V], True = never picked (a mask token, holes of the vocabulary).
+      history: tokens so far; None = no row has penalties.
+      shards: the ranks that share V.
       stream: random stream, see `randomness`.
     Returns:
-      int32 [B]. A row for which `healthy_rows` is False gets some id below V that means nothing.
+      int32 [B], the same on all ranks. A row for which `healthy_rows` is False gets some id below V that means nothing.
     """
+    vocabulary = Vocabulary(shards)
     with jax.named_scope("sample"):
-        allowed = allowed_logits(logits, vocab_size=vocab_size, banned=banned)
-        allowed = _without_early_stops(allowed, state, positions)
-        greedy = first_argmax(allowed)
+        x = adjusted_logits(
+            logits,
+            state,
+            positions,
+            vocab_size=vocab_size,
+            banned=banned,
+            history=history,
+            vocabulary=vocabulary,
+        )
+        largest, greedy = vocabulary.first_argmax(x)
         drawn = state.temperature > 0
 
         def draw() -> Array:
-            return jnp.where(drawn, _draw(allowed, state, positions, drawn, stream), greedy)
+            scaled = scaled_logits(x, largest, state.temperature, state.min_p)
+            tokens = _draw(scaled, state, positions, drawn, stream, vocabulary)
+            return jnp.where(drawn, tokens, greedy)
 
         return lax.cond(jnp.any(drawn), draw, lambda: greedy)
 
 
-def allowed_logits(logits: Array, *, vocab_size: int, banned: Array | None = None) -> Array:
-    """Cleaned float32 logits [B, V] with padding and banned ids at -inf."""
-    kept = jnp.arange(logits.shape[-1]) < vocab_size
-    if banned is not None:
-        kept = kept & ~banned
-    return jnp.where(kept, clean(logits), -jnp.inf)
-
-
-def _without_early_stops(logits: Array, state: SamplingState, positions: Array) -> Array:
-    """Takes the stop ids away from rows that haven't reached min_tokens."""
-    early = positions < state.min_position
-
-    def remove() -> Array:
-        size = logits.shape[-1]
-        hit = early[:, None] & (state.stop_ids >= 0)
-        ids = jnp.where(hit, state.stop_ids, size)
-        rows = jnp.arange(logits.shape[0])[:, None]
-        return logits.at[rows, ids].set(-jnp.inf, mode="drop")
-
-    return lax.cond(jnp.any(early), remove, lambda: logits)
-
-
 def _draw(
-    logits: Array, state: SamplingState, positions: Array, drawn: Array, stream: int
+    scaled: Array,
+    state: SamplingState,
+    positions: Array,
+    drawn: Array,
+    stream: int,
+    vocabulary: Vocabulary,
 ) -> Array:
     """Tokens [B] of the drawn rows; the other rows hold any id."""
-    scaled = scaled_logits(logits, state.temperature, state.min_p)
-    active = needs_order(state.top_k, state.top_p, logits.shape[-1]) & drawn
+    active = needs_order(state.top_k, state.top_p, vocabulary.size(scaled)) & drawn
     head = lax.cond(
         jnp.any(active),
-        lambda: head_of(scaled, state.top_k, state.top_p),
-        lambda: empty_head(scaled),
+        lambda: head_of(scaled, state.top_k, state.top_p, vocabulary),
+        lambda: empty_head(scaled, vocabulary),
     )
 
     def from_all() -> Array:
-        cut = finish_cut(scaled, state.top_k, state.top_p, head, active)
-        return _pick(apply_cut(scaled, cut), state, positions, stream)
+        cut = finish_cut(scaled, state.top_k, state.top_p, head, active, vocabulary)
+        return _pick(apply_cut(scaled, cut, vocabulary), state, positions, stream, vocabulary)
 
     def from_head() -> Array:
         return _pick_head(head, state, positions, stream)
@@ -98,20 +98,13 @@ def _draw(
     return lax.cond(short, from_head, from_all)
 
 
-def _pick(scaled: Array, state: SamplingState, positions: Array, stream: int) -> Array:
+def _pick(
+    scaled: Array, state: SamplingState, positions: Array, stream: int, vocabulary: Vocabulary
+) -> Array:
     """Gumbel argmax over the vocabulary; equal scores go to the lower id."""
-    noise = gumbel_noise(state.seed, positions, stream, size=scaled.shape[-1])
-    return first_argmax(scaled + noise)
-
-
-def first_argmax(x: Array) -> Array:
-    """Lowest index of the largest value, [B, N] without NaN -> int32 [B].
-
-    Two plain reductions, which vectorise on CPU where the one of jnp.argmax doesn't.
-    """
-    ids = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    best = jnp.max(x, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(x == best, ids, x.shape[1] - 1), axis=-1)
+    offset, size = vocabulary.offset(scaled), scaled.shape[-1]
+    noise = gumbel_noise(state.seed, positions, stream, size=size, offset=offset)
+    return vocabulary.first_argmax(scaled + noise)[1]
 
 
 def _pick_head(head: Head, state: SamplingState, positions: Array, stream: int) -> Array:
@@ -125,10 +118,12 @@ def _pick_head(head: Head, state: SamplingState, positions: Array, stream: int) 
 
 
 def healthy_rows(logits: Array, *, vocab_size: int, shards: Shards = WHOLE) -> Array:
-    """Rows [B] whose logits at real ids hold no NaN and no +inf, and at least one finite number."""
-    real = logits[:, :vocab_size]
-    bad = jnp.isnan(real) | jnp.isposinf(real)
-    return ~jnp.any(bad, axis=-1) & jnp.any(jnp.isfinite(real), axis=-1)
+    """Rows [B] whose logits at real ids hold no NaN and no +inf, and at least one finite number; the same on all ranks."""
+    vocabulary = Vocabulary(shards)
+    real = vocabulary.ids(logits) < vocab_size
+    bad = real & (jnp.isnan(logits) | jnp.isposinf(logits))
+    any_bad, any_finite = vocabulary.any(bad, real & jnp.isfinite(logits))
+    return ~any_bad & any_finite
 
 
 def stop_hits(tokens: Array, state: SamplingState) -> Array:

@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from onecat_jax.sampling.sums import tree_sum
 from onecat_jax.sampling.transforms import clean
+from onecat_jax.sampling.vocabulary import ALL_IDS, Vocabulary
 from onecat_jax.sharding import WHOLE, Shards
 
 
@@ -20,30 +20,32 @@ def token_logprobs(
     """Log probabilities of the chosen tokens and of the k likeliest.
 
     Args:
-      logits: [B, V], any float type; computed in float32.
+      logits: [B, V], any float type; computed in float32. Under tensor parallelism the rank's slice of V.
       tokens: int32 [B], the chosen ids.
       k: how many of the likeliest to return, static, may be 0.
-      vocab_size: ids from here on are padding and hold no mass; default V.
-    Returns:
+      vocab_size: ids from here on (of the whole vocabulary) are padding and hold no mass; default V.
+      shards: the ranks that share V.
+    Returns, the same on all ranks:
       logprob float32 [B] of the chosen token; top_ids int32 [B, k] and top_logprobs float32 [B, k] in the order value
       descending, id ascending; rank int32 [B] of the chosen token in that order, 1 for the first.
     """
+    vocabulary = Vocabulary(shards)
     with jax.named_scope("token_logprobs"):
-        logprobs = log_softmax(logits, vocab_size=vocab_size)
-        column = tokens[:, None]
-        chosen = jnp.take_along_axis(logprobs, column, axis=-1)
-        ids = lax.broadcasted_iota(jnp.int32, logprobs.shape, 1)
-        ahead = (logprobs > chosen) | ((logprobs == chosen) & (ids < column))
-        rank = jnp.sum(ahead, axis=-1, dtype=jnp.int32) + 1
-        top_logprobs, top_ids = lax.top_k(logprobs, k)
-        return chosen[:, 0], top_ids, top_logprobs, rank
+        logprobs = log_softmax(logits, vocab_size=vocab_size, vocabulary=vocabulary)
+        chosen = vocabulary.value_at(logprobs, tokens)
+        column, ids = chosen[:, None], vocabulary.ids(logprobs)
+        ahead = (logprobs > column) | ((logprobs == column) & (ids < tokens[:, None]))
+        top_logprobs, top_ids = vocabulary.top(logprobs, k)
+        return chosen, top_ids, top_logprobs, vocabulary.count(ahead) + 1
 
 
-def log_softmax(logits: Array, *, vocab_size: int | None = None) -> Array:
-    """Float32 log probabilities [B, V]; the sum is taken in one order for every batch size."""
+def log_softmax(
+    logits: Array, *, vocab_size: int | None = None, vocabulary: Vocabulary = ALL_IDS
+) -> Array:
+    """Float32 log probabilities [B, V] (the rank's slice); the sum is taken in one order for every batch size."""
     x = clean(logits)
     if vocab_size is not None:
-        x = jnp.where(jnp.arange(x.shape[-1]) < vocab_size, x, -jnp.inf)
-    largest = jnp.max(x, axis=-1, keepdims=True)
-    x = x - jnp.where(jnp.isfinite(largest), largest, 0.0)
-    return x - jnp.log(tree_sum(jnp.exp(x)))[:, None]
+        x = jnp.where(vocabulary.ids(x) < vocab_size, x, -jnp.inf)
+    largest = vocabulary.largest(x)
+    x = x - jnp.where(jnp.isfinite(largest), largest, 0.0)[:, None]
+    return x - jnp.log(vocabulary.total(jnp.exp(x)))[:, None]

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from onecat_jax.sampling.sums import tree_sum
+from onecat_jax.sampling.vocabulary import ALL_IDS, Vocabulary
 
 _SIGN = np.uint32(0x80000000)
 
@@ -23,10 +24,10 @@ class Cut(NamedTuple):
     token: Array  # [B] int32 id
 
 
-def apply_cut(logits: Array, cut: Cut) -> Array:
-    """Logits [B, V] with everything after the cut at -inf."""
+def apply_cut(logits: Array, cut: Cut, vocabulary: Vocabulary = ALL_IDS) -> Array:
+    """Logits [B, V], or the rank's slice of them, with everything after the cut at -inf."""
     value, token = cut.value[:, None], cut.token[:, None]
-    kept = (logits > value) | ((logits == value) & (_ids(logits) <= token))
+    kept = (logits > value) | ((logits == value) & (vocabulary.ids(logits) <= token))
     return jnp.where(kept, logits, -jnp.inf)
 
 
@@ -79,7 +80,7 @@ def _value(key: Array) -> Array:
 
 def _nth_tie(ties: Array, n: Array) -> Array:
     """Id of the n-th True of each row, n from 1: bool [B, V], int32 [B] -> int32 [B]."""
-    ids = _ids(ties)
+    ids = ALL_IDS.ids(ties)
 
     def enough(last: Array) -> Array:
         upto = ties & (ids <= last.astype(jnp.int32)[:, None])
@@ -96,7 +97,3 @@ def _smallest(holds: Callable[[Array], Array], batch: int, bits: int) -> Array:
         return jnp.where(holds(raised - 1), found, raised)
 
     return lax.fori_loop(0, bits, narrow, jnp.zeros(batch, jnp.uint32))
-
-
-def _ids(x: Array) -> Array:
-    return lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)

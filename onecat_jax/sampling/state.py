@@ -20,21 +20,26 @@ from onecat_jax.sampling_params import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplingState:
-    """One row per batch row. A row of zeros in temperature is greedy and ignores every other setting but the stop ids."""
+    """One row per batch row. A greedy row uses penalties, biases and stop ids, and ignores the rest."""
 
     temperature: Array  # [B] float32, 0 = greedy
     top_k: Array  # [B] int32, 0 = off
     top_p: Array  # [B] float32, 1 = off
     min_p: Array  # [B] float32, 0 = off
     seed: Array  # [B, 2] uint32, low word first
-    stop_ids: Array  # [B, MAX_STOP_IDS] int32, -1 = unused
+    stop_ids: Array  # [B, MAX_STOP_IDS] int32, negative = unused
     min_position: Array  # [B] int32, stop ids aren't sampled at positions below it (min_tokens)
     prompt_length: Array  # [B] int32, tokens at smaller positions belong to the prompt
     presence_penalty: Array  # [B] float32, 0 = off
     frequency_penalty: Array  # [B] float32, 0 = off
     repetition_penalty: Array  # [B] float32, 1 = off
-    bias_ids: Array  # [B, MAX_LOGIT_BIAS] int32, -1 = unused
+    bias_ids: Array  # [B, MAX_LOGIT_BIAS] int32, each id once, negative = unused
     bias_values: Array  # [B, MAX_LOGIT_BIAS] float32
+
+    @property
+    def biased(self) -> Array:
+        """Rows [B] with a logit_bias."""
+        return (self.bias_ids >= 0).any(axis=-1)
 
     @property
     def penalised(self) -> Array:
