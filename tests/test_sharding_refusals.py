@@ -48,7 +48,8 @@ def refusal(config: ModelConfig, ranks: int, form: str = "dense") -> str:
 def test_everything_that_does_not_divide_is_named_with_its_number_and_what_would_do():
     message = refusal(replace(FOUR, vocab_size=95, intermediate_size=94), 3)
     head, end = "tensor_parallel_size is 3, which doesn't divide ", ". It can be 1."
-    assert message.startswith(head) and message.endswith(end)
+    assert message.startswith(head)
+    assert message.endswith(end)
     assert set(message.removeprefix(head).removesuffix(end).split(", ")) == {
         "vocab = 95",
         "heads = 4",
