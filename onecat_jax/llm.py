@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,6 @@ def _default_params(checkpoint: Checkpoint) -> SamplingParams:
         return SamplingParams.from_generation_config(checkpoint.generation_config)
     except RequestError as error:
         raise CheckpointError(f"{checkpoint.root}/generation_config.json: {error}") from error
-
-
-def _samples(params: SamplingParams) -> tuple[SamplingParams, ...]:
-    """One request per sample. The prompt's log probabilities are the same for all: the first reports them."""
-    first, *others = params.samples()
-    return (first, *(replace(other, prompt_logprobs=None) for other in others))
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -215,7 +208,7 @@ class LLM:
         with self._lock:
             request_id = str(self._count)
             self._count += 1
-            samples = [self._sample(request_id, prompt, own) for own in _samples(params)]
+            samples = [self._sample(request_id, prompt, own) for own in params.samples()]
         for sample in samples:
             self._engine.scheduler.check(sample.request)
         return _Job(request_id, prompt.text, samples)
@@ -224,7 +217,13 @@ class LLM:
         room = self.max_model_len - len(prompt.ids)
         new = room if params.max_tokens is None else min(params.max_tokens, room)
         seed = params.seed if params.seed is not None else self._fresh_seed()
-        row = request_row(params, self.tokenizer.eos_ids, seed=seed, prompt_length=len(prompt.ids))
+        row = request_row(
+            params,
+            self.tokenizer.eos_ids,
+            seed=seed,
+            prompt_length=len(prompt.ids),
+            vocab_size=self._engine.options.vocab_size,
+        )
         request = Request(request_id, prompt.ids, params, row, len(prompt.ids) + new)
         return Sample(request, self.tokenizer, self.tokenizer.eos_ids)
 

@@ -12,8 +12,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_IDS = 16  # stop_token_ids and the model's end-of-sequence ids together
 MAX_SAMPLES = 64
 MAX_LOGIT_BIAS = 300  # as in the OpenAI API
-_LATER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p")
+_GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,12 @@ class SamplingParams:
       n: independent samples of the same prompt; see `samples`.
       logprobs: None, or how many of the likeliest tokens to report next to the chosen one.
       prompt_logprobs: the same for the tokens of the prompt.
-      presence_penalty, frequency_penalty, repetition_penalty, logit_bias: only the neutral value is implemented.
+      presence_penalty: taken off the logit of every token generated before, -2 to 2.
+      frequency_penalty: taken off as many times as the token was generated, -2 to 2.
+      repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or generated before; above 0,
+        1 = off.
+      logit_bias: token id (an integer or its digits) to a number from -100 to 100 that is added to its logit, at most
+        MAX_LOGIT_BIAS of them; stored as a tuple of (id, bias) in the order of the ids.
       skip_special_tokens: leave control tokens out of the text.
       include_stop_str_in_output: keep the stop string, or the text of the stop token, at the end of the text.
       detokenize: False = token ids only, text stays empty.
@@ -58,7 +62,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
+    logit_bias: Mapping[int | str, float] | Sequence[tuple[int | str, float]] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
@@ -70,6 +74,7 @@ class SamplingParams:
         self._check_flags()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
         if self.stop and not self.detokenize:
@@ -84,11 +89,9 @@ class SamplingParams:
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
-        for name, neutral in _LATER.items():
-            _number(name, getattr(self, name), -math.inf, math.inf)
-            _refuse_unless(name, getattr(self, name), neutral)
-        if self.logit_bias:
-            _refuse_unless("logit_bias", self.logit_bias, None)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
 
     def _check_length(self) -> None:
         if self.max_tokens is not None:
@@ -121,18 +124,28 @@ class SamplingParams:
         """The extra stop token ids, an empty tuple if there are none."""
         return self.stop_token_ids  # type: ignore[return-value]  # normalised in __post_init__
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """(token id, bias) in the order of the ids, an empty tuple if there are none."""
+        return self.logit_bias  # type: ignore[return-value]  # normalised in __post_init__
+
     def samples(self) -> tuple["SamplingParams", ...]:
-        """One single-sample request per sample: the first keeps the seed, the others get seeds derived from it."""
-        return tuple(
-            replace(self, n=1, seed=None if self.seed is None else derived_seed(self.seed, i))
-            for i in range(self.n)
-        )
+        """One single-sample request per sample.
+
+        The first keeps the seed and is the only one to score the prompt; the others get seeds derived from it.
+        """
+        return tuple(self._sample(i) for i in range(self.n))
+
+    def _sample(self, index: int) -> "SamplingParams":
+        seed = None if self.seed is None else derived_seed(self.seed, index)
+        scored = self.prompt_logprobs if index == 0 else None
+        return replace(self, n=1, seed=seed, prompt_logprobs=scored)
 
     @classmethod
     def from_generation_config(
         cls, config: Mapping[str, Any], **overrides: Any
     ) -> "SamplingParams":
-        """Defaults of a checkpoint: temperature, top_p, top_k and min_p of generation_config.json.
+        """Defaults of a checkpoint: temperature, top_p, top_k, min_p and repetition_penalty of generation_config.json.
 
         do_sample false means greedy. Other keys are ignored. `overrides` are fields of this class and win.
         """
@@ -156,6 +169,19 @@ def effective_stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> tuple[
             f"at most {MAX_STOP_IDS} are allowed: remove {len(ids) - MAX_STOP_IDS}."
         )
     return ids
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
+    """Refuses biases of tokens that don't exist.
+
+    Raises:
+      RequestError: an id of logit_bias is vocab_size or more.
+    """
+    largest = params.biases[-1][0] if params.biases else -1
+    if largest >= vocab_size:
+        raise RequestError(
+            f"logit_bias names token {largest}, but the vocabulary has {vocab_size} tokens: ids go from 0 to {vocab_size - 1}."
+        )
 
 
 def derived_seed(seed: int, index: int) -> int:
@@ -190,13 +216,6 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise RequestError(f"{name} must lie between {low} and {high}, got {value}.")
 
 
-def _refuse_unless(name: str, value: object, neutral: object) -> None:
-    if value != neutral:
-        raise RequestError(
-            f"{name}={value!r} isn't implemented yet; only the neutral value {neutral!r} is accepted: leave it out."
-        )
-
-
 def _stop_strings(stop: object) -> tuple[str, ...]:
     values = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(values, (list, tuple)) or not all(isinstance(s, str) for s in values):
@@ -219,3 +238,33 @@ def _stop_token_ids(ids: object) -> tuple[int, ...]:
             f"stop_token_ids holds {len(values)} ids; at most {MAX_STOP_IDS} are allowed, end-of-sequence ids included."
         )
     return tuple(int(value) for value in values)
+
+
+def _logit_bias(bias: object) -> tuple[tuple[int, float], ...]:
+    pairs = () if bias is None else tuple(bias.items()) if isinstance(bias, Mapping) else bias
+    if not isinstance(pairs, (list, tuple)) or not all(_is_pair(pair) for pair in pairs):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}.")
+    if len(pairs) > MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias holds {len(pairs)} ids; at most {MAX_LOGIT_BIAS} are allowed: remove {len(pairs) - MAX_LOGIT_BIAS}."
+        )
+    found: dict[int, float] = {}
+    for key, value in pairs:
+        token = _token_id(key)
+        if token in found:
+            raise RequestError(f"logit_bias names token {token} twice: give one number.")
+        _number(f"logit_bias of token {token}", value, -100.0, 100.0)
+        found[token] = float(value)
+    return tuple(sorted(found.items()))
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, (list, tuple)) and len(pair) == 2
+
+
+def _token_id(key: object) -> int:
+    """An id as a number, or as the digits that it becomes in JSON."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
+        key = int(key)
+    _integer("a token id of logit_bias", key, 0, 2**31 - 1)
+    return int(key)  # type: ignore[call-overload]

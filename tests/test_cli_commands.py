@@ -106,6 +106,15 @@ def test_settings_override_the_checkpoints_and_the_rest_follows_it(script):
     assert (params.stop_strings, params.ignore_eos) == (("a", "b"), True)
 
 
+def test_penalties_and_biases_reach_the_request(script):
+    penalties = "--presence-penalty -0.5 --frequency-penalty 1 --repetition-penalty 1.2"
+    biases = "--logit-bias 7=-100 --logit-bias 3=0.5"
+    main(["generate", "Say", *penalties.split(), *biases.split()])
+    params = script.asked[0][1]
+    assert (params.presence_penalty, params.frequency_penalty) == (-0.5, 1)
+    assert (params.repetition_penalty, params.biases) == (1.2, ((3, 0.5), (7, -100)))
+
+
 def test_engine_options_reach_the_engine_only_if_given(script):
     main(["generate", "Say", "--model", "m", "--dtype", "half", "--max-model-len", "99"])
     given = script.arguments
@@ -134,6 +143,7 @@ def test_bytes_on_stdin_that_are_no_text_are_refused(script, monkeypatch, capsys
         (["generate", "x", "--top-p", "0"], "top_p must lie in (0, 1]"),
         (["generate", "x", "--logprobs", "21"], "logprobs must lie between 0 and 20"),
         (["chat", "--message", "x", "--stop", ""], "stop holds an empty string"),
+        (["generate", "x", "--logit-bias", "1=101"], "must lie in [-100, 100]"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_and_exit_code_2(script, capsys, arguments, reason):
@@ -146,7 +156,15 @@ def test_a_wrong_value_is_one_sentence_and_exit_code_2(script, capsys, arguments
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["generate"], ["fly"], ["generate", "x", "--max-tokens", "y"]]
+    "arguments",
+    [
+        [],
+        ["generate"],
+        ["fly"],
+        ["generate", "x", "--max-tokens", "y"],
+        ["generate", "x", "--logit-bias", "7"],
+        ["generate", "x", "--logit-bias", "7=much"],
+    ],
 )
 def test_a_wrong_command_line_is_exit_code_2_with_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

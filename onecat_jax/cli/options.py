@@ -46,6 +46,10 @@ _SAMPLING = (
     "min_tokens",
     "stop",
     "logprobs",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
 )
 
 
@@ -118,6 +122,46 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) ->
         help=f"log probabilities, with the N likeliest tokens (0 to {MAX_LOGPROBS})",
     )
     group.add_argument("--ignore-eos", action="store_true", help="go on past the end mark")
+    _add_repetition_options(group)
+
+
+def _add_repetition_options(group: "argparse._ActionsContainer") -> None:
+    group.add_argument(
+        "--presence-penalty",
+        type=float,
+        metavar="X",
+        help="lower the logits of tokens in the answer so far by X (-2 to 2)",
+    )
+    group.add_argument(
+        "--frequency-penalty",
+        type=float,
+        metavar="X",
+        help="the same, by X for each time they occur (-2 to 2)",
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="X",
+        help="divide logits of tokens in prompt and answer by X (multiply where negative); 1 = off",
+    )
+    group.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        metavar="ID=VALUE",
+        help="add VALUE (-100 to 100) to the logit of token ID; may be repeated",
+    )
+
+
+def _bias(text: str) -> tuple[str, float]:
+    """A token id, as its digits, and its bias; an argparse error if it isn't ID=VALUE."""
+    token, equals, value = text.partition("=")
+    if not equals or not token.strip().isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no ID=VALUE, such as 42=-100")
+    try:
+        return token.strip(), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{value!r} in {text!r} is no number") from None
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from onecat_jax.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_STOP_IDS,
     SamplingParams,
+    check_vocabulary,
     effective_stop_ids,
 )
 
@@ -49,7 +50,12 @@ class SamplingState:
 
 
 def request_row(
-    params: SamplingParams, eos_ids: Sequence[int], *, seed: int, prompt_length: int
+    params: SamplingParams,
+    eos_ids: Sequence[int],
+    *,
+    seed: int,
+    prompt_length: int,
+    vocab_size: int | None = None,
 ) -> SamplingState:
     """The row of one request: NumPy arrays without the B axis.
 
@@ -58,9 +64,12 @@ def request_row(
       eos_ids: end-of-sequence ids of the model, left out of the stop ids if params.ignore_eos.
       seed: the 64-bit seed in use, params.seed or the engine's choice; taken modulo 2**64.
       prompt_length: tokens of the prompt; the first new token has this position.
+      vocab_size: real ids of the model, if the biases are to be checked against it.
     Raises:
-      RequestError: more than MAX_STOP_IDS stop ids.
+      RequestError: more than MAX_STOP_IDS stop ids, or a bias of a token that doesn't exist.
     """
+    if vocab_size is not None:
+        check_vocabulary(params, vocab_size)
     stops = effective_stop_ids(params, eos_ids)
     padded = np.full(MAX_STOP_IDS, -1, np.int32)
     padded[: len(stops)] = stops
@@ -80,7 +89,7 @@ def request_row(
         "bias_ids": np.full(MAX_LOGIT_BIAS, -1, np.int32),
         "bias_values": np.zeros(MAX_LOGIT_BIAS, np.float32),
     }
-    for at, (token, bias) in enumerate(sorted((params.logit_bias or {}).items())):
+    for at, (token, bias) in enumerate(params.biases):
         fields["bias_ids"][at], fields["bias_values"][at] = token, bias
     return SamplingState(**fields)  # host arrays, which become device arrays at the jit boundary
 
