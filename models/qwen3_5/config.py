@@ -79,7 +79,8 @@ class ModelConfig:
           EngineError: heads, features or ids don't divide.
         """
         counts = local_counts(self.units, ranks)
-        return replace(self, **{_FIELD_OF[axis]: count for axis, count in counts.items()})
+        fields: dict[str, Any] = {_FIELD_OF[axis]: count for axis, count in counts.items()}
+        return replace(self, **fields)
 
     @property
     def key_dim(self) -> int:
