@@ -22,7 +22,7 @@ from onecat_jax.loading.sources import find_sources
 from onecat_jax.models import registry
 from onecat_jax.sharding import Placement
 
-_GROUP = 8 * 2**20  # bytes read together, which orbax holds twice for a moment
+_GROUP = 4 * 2**20  # bytes read together, which orbax holds twice for a moment
 
 
 def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
@@ -84,14 +84,23 @@ class _Reader:
         args = [self._args(array) for array in arrays]
         try:
             with quiet(), ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
-                found = thread.submit(asyncio.run, self._handler.deserialize(infos, args)).result()
+                done = thread.submit(asyncio.run, self._handler.deserialize(infos, args))
+                found = list(done.result())
         except Exception as error:  # whatever fails inside orbax, the advice is one
             names = f"{arrays[0].name} to {arrays[-1].name}"
             raise unreadable(self._folder, names, error) from error
+        for at, array in enumerate(found):
+            found[at] = self._owned(array)
+        return dict(zip((a.name for a in arrays), found, strict=True))
+
+    def _owned(self, array: jax.Array) -> jax.Array:
+        """The array in memory that JAX can reuse when it is donated.
+
+        On CPU, memory that orbax read into becomes the array where it is aligned; it stays numpy's.
+        """
         if self._placement.devices[0].platform == "cpu":
-            # Where it is aligned, the memory that orbax read into became the array: numpy's own, not reused when it is donated.
-            found = [jax.device_put(x, x.sharding, may_alias=False) for x in found]
-        return dict(zip((a.name for a in arrays), jax.block_until_ready(found), strict=True))
+            array = jax.device_put(array, array.sharding, may_alias=False)
+        return jax.block_until_ready(array)
 
     def _info(self, array: CanonicalArray) -> type_handlers.ParamInfo:
         return type_handlers.ParamInfo(
