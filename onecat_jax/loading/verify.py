@@ -5,6 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+from onecat_jax.custom_calls.linear.weights import DenseTensor, NVFP4Tensor
+from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source
 from onecat_jax.loading.loader import host_tensor
@@ -24,22 +26,27 @@ _MAGNITUDES = {
 def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tuple[str, Finding]]:
     """Reads tensor after tensor and yields (canonical name, finding).
 
-    Scales that loading refuses (`host_tensor`) and weights that aren't finite fail. A dense matrix
+    Scales that loading refuses (`host_tensor`), weights that aren't finite, and arrays of a converted
+    checkpoint that can't be read or have another checksum fail. A dense matrix
     with values beyond float16 is a warning: it can't be computed with in float16.
     """
     for name, source in sources.items():
         try:
-            host_tensor(checkpoint, source)
-        except Mismatch as mismatch:
-            yield name, ("fail", str(mismatch))
+            tensor = host_tensor(checkpoint, source)
+        except (Mismatch, CheckpointError) as error:
+            yield name, ("fail", str(error))
             continue
-        yield name, ("ok", "") if source.format == "nvfp4" else _dense(checkpoint, source)
+        dense = tensor.weight if isinstance(tensor, DenseTensor) else tensor
+        yield (
+            name,
+            ("ok", "") if isinstance(dense, NVFP4Tensor) else _dense(checkpoint, source, dense),
+        )
 
 
-def _dense(checkpoint: Checkpoint, source: Source) -> Finding:
+def _dense(checkpoint: Checkpoint, source: Source, weight: np.ndarray) -> Finding:
     info = checkpoint.tensors[source.weight]
     bits, mask, infinite, beyond = _MAGNITUDES[info.dtype]
-    flat = checkpoint.array(source.weight).reshape(-1).view(bits)
+    flat = weight.reshape(-1).view(bits)
     not_finite = too_large = 0
     for start in range(0, flat.size, _CHUNK):
         magnitude = flat[start : start + _CHUNK] & bits(mask)

@@ -51,6 +51,10 @@ def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
     arrays = [a for found in canonical_arrays(checkpoint, sources).values() for a in found]
     restored: dict[str, jax.Array] = {}
     reader = _Reader(checkpoint.root / ARRAYS, placement)
+    for array in arrays:
+        checkpoint.check(
+            array.name
+        )  # orbax pads what is too small, and names no array when it fails
     for group in _groups(arrays):
         restored |= reader.restore(group)
     return nested(restored)
