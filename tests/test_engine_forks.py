@@ -65,7 +65,7 @@ def expected(before: dict[str, np.ndarray], live: int) -> dict[str, np.ndarray]:
 def assert_in_place(hlo: str, state: CacheState) -> None:
     """Of the cache's shape there are only parameters, loops, updates and calls that work in place."""
     dims = ",".join(map(str, state.kv.k.shape))
-    outside = "".join(part for part in hlo.split("\n\n") if not part.startswith("%fused"))
+    outside = "".join(part for part in hlo.split("\n\n") if not part.strip().startswith("%fused"))
     found = set(re.findall(rf"= \w+\[{dims}\]\S* ([\w-]+)\(", outside))
     assert found >= {"get-tuple-element", "parameter"}, "the text is read as it is written"
     assert found <= {"get-tuple-element", "parameter", "while", "custom-call"}
