@@ -111,7 +111,7 @@ class OrbaxCheckpoint(Checkpoint):
         whole = sections[0] if len(sections) == 1 else np.concatenate(sections or [empty])
         if whole.shape != info.shape:
             raise CheckpointError(
-                f"{self.root / MANIFEST}: the arrays of {name} make up {list(whole.shape)}, needed is {list(info.shape)}; {AGAIN}"
+                f"{self.root / MANIFEST}: arrays of {name} make up {list(whole.shape)}, needed is {list(info.shape)}; {AGAIN}"
             )
         return whole
 

@@ -1,6 +1,7 @@
 """Restores a converted checkpoint as sharded JAX arrays, with orbax and target shardings."""
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,14 +89,13 @@ class _Reader:
         args = [self._args(array) for array in arrays]
         try:
             with quiet(), ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
-                done = thread.submit(asyncio.run, self._handler.deserialize(infos, args))
-                found = list(done.result())
+                reading = self._handler.deserialize(infos, args)
+                found = deque(jax.block_until_ready(thread.submit(asyncio.run, reading).result()))
         except Exception as error:  # whatever fails inside orbax, the advice is one
             names = f"{arrays[0].name} to {arrays[-1].name}"
             raise unreadable(self._folder, names, error) from error
-        for at, array in enumerate(found):
-            found[at] = self._owned(array)
-        return dict(zip((a.name for a in arrays), found, strict=True))
+        # Taken out one by one: what is copied is let go before the next.
+        return {array.name: self._owned(found.popleft()) for array in arrays}
 
     def _owned(self, array: jax.Array) -> jax.Array:
         """The array in memory that JAX can reuse when it is donated.
