@@ -67,6 +67,23 @@ def test_samples_get_what_single_requests_with_their_seeds_get(page_size, length
     assert len({sample.token_ids for sample in together}) > 1
 
 
+@pytest.mark.parametrize("length", [1, 2, 33, 140])
+def test_samples_with_penalties_count_the_prompt_and_their_own_tokens(length):
+    llm = engine(16)
+    penalties = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    params = replace(SAMPLED, max_tokens=9, logit_bias={220: 4.0, 9: 4.0}, **penalties)
+    single = [
+        llm.generate(prompt_of(length), replace(params, seed=derived_seed(11, i)))[0].outputs[0]
+        for i in range(3)
+    ]
+    together = llm.generate(prompt_of(length), replace(params, n=3))[0].outputs
+    assert [replace(sample, index=0) for sample in together] == single
+    plain = replace(SAMPLED, max_tokens=9, logit_bias={220: 4.0, 9: 4.0}, n=3)
+    assert [o.token_ids for o in llm.generate(prompt_of(length), plain)[0].outputs] != [
+        sample.token_ids for sample in together
+    ], "the penalties matter here"
+
+
 @pytest.mark.parametrize("length", [1, 17, 100, 300])
 def test_samples_that_start_together_prefill_their_prompt_once(length):
     llm = engine(16)
