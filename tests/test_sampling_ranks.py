@@ -109,8 +109,8 @@ def rounded(rng: np.random.Generator, size: int, scale: float = 2.0) -> np.ndarr
 
 def random_params(rng: np.random.Generator, size: int) -> SamplingParams:
     return SamplingParams(
-        temperature=float(rng.choice([0.0, 0.5, 1.0])),
-        top_k=int(rng.choice([0, 1, 7, 64, 90])),
+        temperature=float(rng.choice([0.0, 0.5, 1.0, 50.0])),
+        top_k=int(rng.choice([0, 1, 7, 64, size // 2])),
         top_p=float(rng.choice([1.0, 0.95, 0.6, 1e-6])),
         min_p=float(rng.choice([0.0, 0.0, 0.06])),
         presence_penalty=float(rng.choice([0.0, 0.0, 1.25])),
