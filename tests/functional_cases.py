@@ -26,9 +26,14 @@ def tiny() -> tuple[Model, Params]:
     return functional.load("tiny")
 
 
-def small_checkpoint(folder: Path, seed: int = 0, config: ModelConfig = SMALL) -> Path:
-    """A random dense checkpoint that `functional.load` takes: with the embedded model's tokenizer."""
-    write_checkpoint(folder, config, Style(naming="dense"), seed)
+DENSE = Style(naming="dense")
+
+
+def small_checkpoint(
+    folder: Path, style: Style = DENSE, seed: int = 0, config: ModelConfig = SMALL
+) -> Path:
+    """A random checkpoint that `functional.load` takes: with the embedded model's tokenizer."""
+    write_checkpoint(folder, config, style, seed)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(locate("tiny") / name, folder / name)
     return folder
