@@ -30,6 +30,7 @@ from onecat_jax.functional.rollout import (
     Generated,
     decode,
     generate,
+    joined,
 )
 from onecat_jax.functional.scoring import logprobs
 from onecat_jax.functional.sequences import State
@@ -52,6 +53,7 @@ __all__ = [
     "build_params",
     "decode",
     "generate",
+    "joined",
     "load",
     "logprobs",
     "new_state",

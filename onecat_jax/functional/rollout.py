@@ -30,6 +30,7 @@ __all__ = [
     "Generated",
     "decode",
     "generate",
+    "joined",
 ]
 
 
@@ -109,6 +110,29 @@ def decode(
     whole("max_new_tokens", max_new_tokens, 1)
     most = _limits(limits, state.batch, max_new_tokens)
     return _decode(model, max_new_tokens, params, state, sampling, most)
+
+
+def joined(tokens: Any, lengths: Any, out: Generated) -> tuple[Array, Array]:
+    """Prompts and what came after them as one right-padded batch, for `logprobs` or a trainer.
+
+    Args:
+      tokens: integers [B, T], the prompts.
+      lengths: integers [B].
+      out: what `generate` made of them, N tokens wide.
+
+    Returns:
+      int32 [B, T + N], 0 behind the end, and the new lengths int32 [B].
+
+    Raises:
+      RequestError: wrong shapes or dtypes.
+    """
+    ids, counts = prompts(tokens, lengths, out.lengths.shape[0])
+    place = jnp.arange(ids.shape[1] + out.tokens.shape[1])
+    after = place - counts[:, None]  # place among the new tokens
+    old = jnp.take_along_axis(ids, jnp.minimum(place, ids.shape[1] - 1)[None], axis=1)
+    new = jnp.take_along_axis(out.tokens, jnp.maximum(after, 0), axis=1, mode="clip")
+    both = jnp.where(after < 0, old, new)
+    return jnp.where(after < out.lengths[:, None], both, 0), counts + out.lengths
 
 
 def _limits(limits: Any, batch: int, count: int) -> Array:
