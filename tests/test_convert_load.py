@@ -166,6 +166,22 @@ def test_every_piece_is_read_once(tmp_path: Path, do: Callable[[Path, int], Any]
     assert stored <= bytes_read() - before <= 1.1 * stored
 
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "checkpoints.md"
+EXAMPLES = [block.split("```")[0] for block in DOCUMENT.read_text().split("```python\n")[1:]]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_documented_ways_to_restore_give_arrays_over_four_devices(
+    folders: tuple[Path, Path], example: str
+):
+    source, out = folders
+    names: dict[str, Any] = {}
+    exec(example.replace('"OUT', f'"{out}'), names)
+    codes = names["params"]["layers"]["0"]["mlp"]["up_proj"]["codes"]
+    assert [shard.data.shape for shard in codes.addressable_shards] == [(32, 32)] * 4
+    assert bits(codes) == bits(parts(host_tensors(source)["layers.0.mlp.up_proj.weight"])["codes"])
+
+
 def pointers(tree: Any) -> list[list[int]]:
     return [
         [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
