@@ -82,6 +82,15 @@ def test_what_does_not_divide_is_refused_with_numbers(tmp_path: Path):
             attempt()
 
 
+def test_scale_groups_are_not_cut_through(tmp_path: Path):
+    """96 features over four ranks are 24 each, one group and a half."""
+    config = replace(FOUR, intermediate_size=96)
+    _, out = converted(tmp_path, config, Style(naming="modelopt"))
+    for attempt in (lambda: load(out, 4), lambda: restore_canonical(out, Placement.of(4))):
+        with pytest.raises(EngineError, match=r"leaves 24 of K = 96 .*multiple of 16"):
+            attempt()
+
+
 # Restored as JAX arrays
 
 
