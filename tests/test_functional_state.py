@@ -5,6 +5,8 @@ tokens go into the state one by one and a prompt's in chunks of 64, which round 
 two candidates lie within 1e-4 nats (the gap rule; exceptions are printed).
 """
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -24,8 +26,15 @@ from onecat_jax import SamplingParams, functional
 from onecat_jax.functional import LENGTH, OVERFLOW, STOPPED
 
 CAPACITY = 256
+_PENALISED = replace(GREEDY, repetition_penalty=1.2, presence_penalty=0.5)
 _EVERYTHING = SamplingParams(
-    temperature=0.9, top_k=40, seed=4, min_tokens=3, repetition_penalty=1.2, frequency_penalty=0.1
+    temperature=0.9,
+    top_k=40,
+    seed=4,
+    min_tokens=12,
+    ignore_eos=True,
+    repetition_penalty=1.2,
+    frequency_penalty=0.1,
 )
 
 
@@ -69,7 +78,7 @@ def test_prefill_and_decode_are_generate(prompts):
 
 
 def test_decode_in_parts_is_decode_in_one(prompts):
-    sampling = settings(SamplingParams(temperature=1.0, seed=1, ignore_eos=True))
+    sampling = settings(_EVERYTHING)
     state = extended(empty(), prompts, sampling)
     whole_state, whole = continued(state, sampling)
     limits = np.array([5, 1, NEW, 0])
@@ -105,7 +114,8 @@ def test_a_row_that_gets_no_tokens_stays_as_it_is(prompts):
 
 
 def test_a_second_turn_continues_the_conversation_by_the_gap_rule(prompts):
-    sampling = settings()
+    # Penalties too: what the first turn has generated is part of the second one's prompt.
+    sampling = settings([GREEDY, GREEDY, _PENALISED, _PENALISED])
     state, first = continued(extended(empty(), prompts, sampling), sampling)
     turns = random_prompts((20, 64, 90, 1), seed=5)
     _, second = continued(extended(state, turns, sampling), sampling)
