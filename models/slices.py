@@ -85,8 +85,7 @@ def cut_tensor(
     if isinstance(tensor, DenseTensor):
         return DenseTensor(_take(tensor.weight, cut))
     along_k = cut.dim == 1
-    if along_k and (reason := cuts_groups(name, spec, ranks)):
-        raise EngineError(f"tensor_parallel_size is {ranks}, which {reason}.")
+    refuse_cut_groups(name, spec, ranks)
     codes = _take(tensor.codes, cut, 2 if along_k else 1)
     scales = _take(tensor.scales, cut, GROUP if along_k else 1)
     return NVFP4Tensor(codes, scales, tensor.global_scale)
@@ -109,3 +108,9 @@ def cuts_groups(name: str, spec: TensorSpec, ranks: int) -> str | None:
     if local == k or local % GROUP == 0:
         return None
     return f"leaves {local} of K = {k} input features of {name} to a rank, where NVFP4 scales need a multiple of {GROUP}"
+
+
+def refuse_cut_groups(name: str, spec: TensorSpec, ranks: int) -> None:
+    """Raises EngineError if ranks would share a scale group of an NVFP4 tensor, or the tensor doesn't divide."""
+    if reason := cuts_groups(name, spec, ranks):
+        raise EngineError(f"tensor_parallel_size is {ranks}, which {reason}.")

@@ -137,6 +137,14 @@ def test_a_tensor_that_the_model_does_not_have(out: Path):
         assert "is unknown" in message
 
 
+def test_a_tensor_under_another_name(out: Path):
+    """One that is a name of the same tensor in an export."""
+    edit(out, lambda m: m["tensors"].update({"model.norm.weight": m["tensors"].pop("norm.weight")}))
+    checkpoint = Checkpoint.open(out)
+    assert "model.norm.weight" in checkpoint.tensors
+    load(out, 2)
+
+
 def test_a_tensor_that_is_missing(out: Path):
     edit(out, lambda manifest: manifest["tensors"].pop("norm.weight"))
     for message in refusals(out):
@@ -284,6 +292,16 @@ def test_a_converted_checkpoint_is_replaced_by_force_only(source: Path, tmp_path
     convert(source, out, force=True)
     assert_same_leaves(load(out, 1), load(source, 1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out", "source"]
+
+
+def test_folders_beside_it_are_left_alone(source: Path, tmp_path: Path):
+    beside = tmp_path / "out.replaced"
+    beside.mkdir()
+    (beside / "thesis.txt").write_text("years")
+    for force in (False, True):
+        convert(source, tmp_path / "out", force=force)
+    assert (beside / "thesis.txt").read_text() == "years"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.replaced", "source"]
 
 
 def test_an_empty_folder_is_filled_and_missing_parents_are_made(source: Path, tmp_path: Path):

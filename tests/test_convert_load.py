@@ -87,7 +87,7 @@ def test_scale_groups_are_not_cut_through(tmp_path: Path):
     config = replace(FOUR, intermediate_size=96)
     _, out = converted(tmp_path, config, Style(naming="modelopt"))
     for attempt in (lambda: load(out, 4), lambda: restore_canonical(out, Placement.of(4))):
-        with pytest.raises(EngineError, match=r"leaves 24 of K = 96 .*multiple of 16"):
+        with pytest.raises(EngineError, match=r"is 4, which leaves 24 of K = 96 .*multiple of 16"):
             attempt()
 
 

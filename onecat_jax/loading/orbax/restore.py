@@ -17,10 +17,11 @@ from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import ARRAYS
 from onecat_jax.loading.orbax.quiet import quiet
 from onecat_jax.loading.orbax.reader import unreadable
-from onecat_jax.loading.orbax.tensors import canonical_arrays, refuse_cut_groups
+from onecat_jax.loading.orbax.tensors import canonical_arrays
 from onecat_jax.loading.orbax.tree import nested
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.models import registry
+from onecat_jax.models.slices import refuse_cut_groups
 from onecat_jax.sharding import Placement
 
 _GROUP = 4 * 2**20  # bytes read together, which orbax holds twice for a moment
@@ -50,7 +51,8 @@ def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
     family = registry.resolve(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(family.read_config(checkpoint.config)))
     for name, source in sources.items():
-        refuse_cut_groups(name, source, placement.size)
+        if source.format == "nvfp4":
+            refuse_cut_groups(name, source.spec, placement.size)
     arrays = [a for found in canonical_arrays(checkpoint, sources).values() for a in found]
     restored: dict[str, jax.Array] = {}
     reader = _Reader(checkpoint.root / ARRAYS, placement)
