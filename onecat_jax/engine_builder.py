@@ -77,15 +77,10 @@ def _engine(
             launch_steps=LAUNCH_STEPS,
         ),
         buckets=Buckets.plan(
-            config.max_num_batched_tokens, config.max_num_seqs, _least_rows(config)
+            config.max_num_batched_tokens, config.max_num_seqs, loaded.options.least_rows
         ),
         scheduler=Scheduler(pool, config.max_num_seqs, request.max_model_len),
         table_width=pool.pages_for(request.max_model_len),
         banned=tokenizer.banned_mask(model.vocab_size),
         programs=Programs(placement),
     )
-
-
-def _least_rows(config: EngineConfig) -> int:
-    """Plain-JAX programs of one row would round differently from wider ones."""
-    return 2 if config.backend == "plain" else 1

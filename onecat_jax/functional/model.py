@@ -58,8 +58,8 @@ class Model:
 
     @property
     def least_rows(self) -> int:
-        """Rows that programs are padded to: plain JAX rounds one row differently from several."""
-        return 2 if self.forward.policy.backend == "plain" else 1
+        """Rows that programs are padded to."""
+        return self.forward.least_rows
 
     def banned_mask(self) -> Array:
         """bool [V], True for ids that are never sampled."""
