@@ -85,6 +85,12 @@ def test_a_state_refuses_what_it_has_no_rows_or_room_for(model):
         functional.logprobs(model, params, np.ones((1, 9000), np.int32), [9])
 
 
+def test_keys_and_values_are_stored_as_asked(model):
+    for name, dtype in (("auto", "float32"), ("float16", "float16"), ("fp8_e4m3", "float8_e4m3fn")):
+        state = functional.new_state(model, 1, 16, kv_cache_dtype=name)
+        assert state.caches.kv.k.dtype.name == dtype
+
+
 BAD_SETTINGS = [
     ({"params": SamplingParams(seed=1, stop="x")}, "stop is .*; there is no text here"),
     ({"params": SamplingParams(seed=1, n=2)}, "n is 2; repeat the prompt's row"),
@@ -93,6 +99,7 @@ BAD_SETTINGS = [
     ({"params": [SamplingParams(seed=1)]}, "1 SamplingParams for 2 rows"),
     ({"params": SamplingParams()}, r"row 0 is sampled but has no seed \(2 rows of 2"),
     ({"params": SamplingParams(temperature=0.0), "temperature": jnp.ones(2)}, "has no seed"),
+    ({"params": SamplingParams(seed=0, logit_bias={10**6: 1.0})}, "logit_bias names token 1000000"),
     ({"seed": 5}, "seed is 5; .* rows that shared a seed would share"),
     ({"seed": [1, 2, 3]}, r"seed is \[1, 2, 3\]"),
     ({"seed": np.ones(2)}, r"seed is float64 \[2\]"),

@@ -71,15 +71,20 @@ def sampling(
         presence_penalty, frequency_penalty, repetition_penalty; one value, or [B]. Their values aren't checked.
 
     Raises:
-      RequestError: a setting that means nothing here (stop strings, n, logprobs), a wrong shape or dtype, or rows that are
-        sampled without a seed.
+      RequestError: a setting that means nothing here (stop strings, n, logprobs), a bias of a token that doesn't exist, a wrong
+        shape or dtype, or rows that are sampled without a seed.
     """
     whole("batch", batch, 1)
     each = _each(params, batch)
     words = None if seed is None else _seed_words(seed, batch)
     if words is None:
         _check_seeds(each, arrays)
-    rows = [request_row(p, model.eos_ids, seed=p.seed or 0, prompt_length=0) for p in each]
+    rows = [
+        request_row(
+            p, model.eos_ids, seed=p.seed or 0, prompt_length=0, vocab_size=model.vocab_size
+        )
+        for p in each
+    ]
     state = stack_rows(rows)
     if words is not None:
         state = replace(state, seed=words)
