@@ -27,7 +27,7 @@ from onecat_jax.models.qwen3_5 import (
 from onecat_jax.models.qwen3_5.specs import param_specs
 from onecat_jax.models.qwen3_5.weights import Loops
 from onecat_jax.sharding import TP, Placement
-from onecat_jax.state import CacheShape, CacheState
+from onecat_jax.state import CacheState
 
 PAGE = 16
 
@@ -70,22 +70,8 @@ class Harness:
 
     def new_state(self, poison: float = 0.0) -> CacheState:
         """Fresh caches; `poison` fills everything that isn't padding, as earlier users of the memory would."""
-        c = self.options.local
-        shape = CacheShape(
-            attention_layers=c.num_full_layers,
-            pages=self.table_pages * (self.slots - 1) + 1,
-            page_size=PAGE,
-            kv_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            gdn_layers=c.num_linear_layers,
-            slots=self.slots,
-            value_heads=c.linear_num_value_heads,
-            key_dim=c.linear_key_head_dim,
-            value_dim=c.linear_value_head_dim,
-            conv_channels=c.conv_dim,
-            conv_width=c.linear_conv_kernel_dim,
-            vocab=c.vocab_size,
-        )
+        pages = self.table_pages * (self.slots - 1) + 1
+        shape = self.options.local.cache_shape(pages=pages, page_size=PAGE, slots=self.slots)
         dtype = jnp.dtype(self.options.dtype)
         state = empty_state(self.placement, shape, kv_dtype=dtype, window_dtype=dtype)
         return jax.tree.map(lambda a: a + jnp.asarray(poison, a.dtype), state)

@@ -23,6 +23,7 @@ from conversions import (
     assert_same_leaves,
     bits,
     converted,
+    flattened,
     host_tensors,
     load,
     parts,
@@ -34,7 +35,6 @@ from onecat_jax.errors import CheckpointError, EngineError
 from onecat_jax.loading.orbax import restore_canonical
 from onecat_jax.loading.orbax.canonical import arrays_of, values_of
 from onecat_jax.loading.orbax.convert import convert
-from onecat_jax.loading.orbax.tree import flattened
 from onecat_jax.sharding import Placement
 
 STYLES = {
