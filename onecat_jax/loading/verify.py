@@ -5,13 +5,14 @@ from typing import Literal
 
 import numpy as np
 
+from onecat_jax.custom_calls.linear import FP8Tensor
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source
-from onecat_jax.loading.loader import host_tensor
 
 Finding = tuple[Literal["ok", "warn", "fail"], str]
 
 _CHUNK = 1 << 24  # elements looked at together
+_E4M3_NAN = 0x7F  # below the sign
 _FLOAT16_MAX = 65504.0
 _MAGNITUDES = {
     # dtype: (bits, mask of the magnitude, the first that isn't finite, the first beyond float16)
@@ -24,16 +25,29 @@ _MAGNITUDES = {
 def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tuple[str, Finding]]:
     """Reads tensor after tensor and yields (canonical name, finding).
 
-    Scales that loading refuses (`host_tensor`) and weights that aren't finite fail. A dense matrix
+    What loading refuses (`Source.read`) and weights that aren't finite fail. A dense matrix
     with values beyond float16 is a warning: it can't be computed with in float16.
     """
     for name, source in sources.items():
         try:
-            host_tensor(checkpoint, source)
+            tensor = source.read(checkpoint.array)
         except Mismatch as mismatch:
             yield name, ("fail", str(mismatch))
             continue
-        yield name, ("ok", "") if source.format == "nvfp4" else _dense(checkpoint, source)
+        if isinstance(tensor, FP8Tensor):
+            yield name, _fp8(checkpoint, source, tensor)
+        else:
+            yield name, _dense(checkpoint, source) if source.format == "dense" else ("ok", "")
+
+
+def _fp8(checkpoint: Checkpoint, source: Source, tensor: FP8Tensor) -> Finding:
+    flat = tensor.codes.reshape(-1)
+    starts = range(0, flat.size, _CHUNK)
+    bad = sum(int(((flat[at : at + _CHUNK] & 0x7F) == _E4M3_NAN).sum()) for at in starts)
+    if not bad:
+        return "ok", ""
+    file = checkpoint.tensors[source.weight].file.name
+    return "fail", f"{source.weight} ({file}) holds {bad} values that are NaN"
 
 
 def _dense(checkpoint: Checkpoint, source: Source) -> Finding:

@@ -12,7 +12,7 @@ from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
 from onecat_jax.errors import CheckpointError, EngineError
 from onecat_jax.loading.dtypes import DTYPES
 from onecat_jax.loading.formats import Mismatch, Source
-from onecat_jax.loading.loader import check_block_scales
+from onecat_jax.loading.formats.nvfp4 import check_block_scales
 from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of, tensor_of
 from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST
@@ -43,6 +43,9 @@ class OrbaxTensors:
         if source.format == "nvfp4":
             return NVFP4Tensor
         return DenseTensor if source.spec.kind == "linear" else np.ndarray
+
+    def variant(self, name: str) -> str:
+        return self.sources[name].variant
 
     def nbytes(self, name: str) -> int:
         return sum(array.nbytes for array in self.arrays[name] if array.axes)
