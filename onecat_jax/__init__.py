@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onecat_jax import functional
     from onecat_jax.errors import OnecatError
     from onecat_jax.llm import LLM
     from onecat_jax.outputs import CompletionOutput, RequestOutput
@@ -19,10 +20,19 @@ _HOME = {
     "CompletionOutput": "onecat_jax.outputs",
     "OnecatError": "onecat_jax.errors",
 }
-__all__ = ["LLM", "CompletionOutput", "OnecatError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "OnecatError",
+    "RequestOutput",
+    "SamplingParams",
+    "functional",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    if name == "functional":
+        return import_module("onecat_jax.functional")
     raise AttributeError(f"module 'onecat_jax' has no attribute {name!r}")

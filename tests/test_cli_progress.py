@@ -34,3 +34,11 @@ def test_a_second_task_gets_its_own_bar():
     progress("ready", 8, 8)
     assert "1/4" in terminal.getvalue()
     assert "8/8" in terminal.getvalue()
+
+
+def test_bytes_are_shown_as_multiples():
+    terminal = Terminal()
+    progress = terminal_progress(terminal, unit="B")
+    progress("convert", 1_500_000, 3_000_000)
+    assert "1.50M/3.00M" in terminal.getvalue()
+    assert "B/s" in terminal.getvalue()

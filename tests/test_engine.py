@@ -12,13 +12,14 @@ import pytest
 from tiny_engine import GREEDY, PROMPTS, ids_of, tiny
 
 from onecat_jax import SamplingParams
+from onecat_jax.buckets import MAX_PROGRAMS, Buckets
 from onecat_jax.errors import EngineError, RequestError
 
 MIXED = (
     GREEDY,
     SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True),
     SamplingParams(temperature=1.0, top_k=5, seed=4, max_tokens=33, ignore_eos=True),
-    SamplingParams(temperature=1.3, min_p=0.1, seed=5, max_tokens=7, ignore_eos=True),
+    SamplingParams(temperature=1.3, min_p=0.1, seed=5, max_tokens=7, repetition_penalty=1.3),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.8, seed=6, max_tokens=40),
 )
 
@@ -52,7 +53,7 @@ def test_more_requests_than_rows_all_finish_in_order(llm):
 
 
 def test_varied_requests_after_warm_up_compile_nothing(llm):
-    llm.warm_up()
+    llm.warm_up(scores=True)
     before = llm.stats()["compiles"]
     rng = np.random.default_rng(0)
     for turn in range(20):
@@ -67,11 +68,36 @@ def test_varied_requests_after_warm_up_compile_nothing(llm):
                 top_p=float(rng.choice([1.0, 0.7])),
                 min_p=float(rng.choice([0.0, 0.05])),
                 max_tokens=int(rng.integers(1, 12)),
+                n=int(rng.choice([1, 1, 3])),
+                logprobs=rng.choice([None, 0, 5, 20]),
+                prompt_logprobs=rng.choice([None, None, 0, 9]),
+                presence_penalty=float(rng.choice([0.0, 0.5])),
+                frequency_penalty=float(rng.choice([0.0, -0.5])),
+                repetition_penalty=float(rng.choice([1.0, 1.2])),
+                logit_bias=dict.fromkeys(range(turn), 1.0),
             )
             for _ in prompts
         ]
         llm.generate(prompts, params)
     assert llm.stats()["compiles"] == before
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16, 64, 100, 256])
+@pytest.mark.parametrize("tokens", [64, 512, 2048, 8192, 65536])
+def test_a_warmed_profile_has_at_most_sixteen_programs(rows, tokens):
+    buckets = Buckets.plan(tokens, rows, 1)
+    assert buckets.programs <= MAX_PROGRAMS
+    assert buckets.rows_for(rows) == rows
+    assert buckets.tokens_for(buckets.chunk) == buckets.tokens_for(buckets.chunk, scored=True)
+    with_scores = buckets.programs + buckets.scored_programs
+    if rows <= 8 and tokens <= 512:  # the defaults and below
+        assert with_scores <= MAX_PROGRAMS
+
+
+def test_too_many_programs_to_warm_are_refused_with_both_numbers(llm, monkeypatch):
+    monkeypatch.setattr(llm._engine, "buckets", Buckets.plan(8192, 64, 1))
+    with pytest.raises(EngineError, match=r"makes 31 programs, at most 16 are compiled ahead"):
+        llm.warm_up(scores=True)
 
 
 def test_prompt_logprobs_equal_the_logprobs_of_generating_the_same_tokens(llm):

@@ -31,7 +31,8 @@ def results(hlo: str):
 
 def cache_shapes(llm: LLM) -> set[tuple[int, ...]]:
     state = llm._engine.state
-    return {state.kv.k.shape, state.gdn.state.shape, state.gdn.window.shape}
+    gdn, counts = state.gdn, state.history.counts
+    return {state.kv.k.shape, gdn.state.shape, gdn.window.shape, counts.shape}
 
 
 @pytest.fixture(scope="module", params=["auto", "plain"])
@@ -44,6 +45,8 @@ def llm(request):
         )
     )
     engine.generate(["x = 1\n" * 30, *PROMPTS[:1]], SamplingParams(max_tokens=2))
+    engine.generate(PROMPTS[1], SamplingParams(max_tokens=2, n=2))
+    assert {key[0] for key in engine._engine.programs.keys} >= {"prefill", "fork", "decode"}
     return engine
 
 

@@ -1,21 +1,24 @@
 """The draw: frequencies, ties, independence of row and batch, masks.
 
-Oracle: chi-square of 200,000 draws against the float64 distribution after temperature, min-p, top-k and top-p; the test's own
-power is shown by planted faults that it must reject. Not covered: the joint law of several positions (independence of words is
-Philox's property).
+Oracle: chi-square of 200,000 draws against the float64 distribution of `sampling_oracle` after penalties, biases, temperature,
+min-p, top-k and top-p; the test's own power is shown by planted faults that it must reject. Not covered: the joint law of
+several positions (independence of words is Philox's property).
 """
 
 import importlib
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sampling_oracle as oracle
 from scipy import stats
 
 from onecat_jax.errors import RequestError
 from onecat_jax.sampling import (
     SamplingState,
+    SlotCounts,
     healthy_rows,
     request_row,
     sample,
@@ -34,34 +37,70 @@ SETTINGS = [
     {"temperature": 1.0, "top_p": 0.7},
     {"temperature": 0.8, "min_p": 0.2},
     {"temperature": 1.3, "top_k": 7, "top_p": 0.8, "min_p": 0.05},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.4},
+    {"logit_bias": {0: -0.5, 5: 3.0, 11: -100.0}},
+    {
+        "presence_penalty": -0.4,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+        "logit_bias": {2: 1.5, 11: -1.0},
+        "temperature": 0.9,
+        "top_k": 8,
+        "top_p": 0.9,
+    },
 ]
 jitted = jax.jit(sample, static_argnames=("vocab_size", "stream"))
 
 
-def law(x, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+# Tokens so far: how often generated, and whether in the prompt.
+GENERATED = np.array([2, 0, 0, 1, 0, 0, 0, 3, 0, 0, 1, 0])
+IN_PROMPT = np.array([0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1])
+
+
+def tokens_so_far(size: int) -> tuple[np.ndarray, np.ndarray]:
+    more = (0, size - GENERATED.size)
+    return np.pad(GENERATED, more), np.pad(IN_PROMPT, more)
+
+
+def law(
+    x, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0,
+    presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0, logit_bias=None,
+) -> np.ndarray:  # fmt: skip
     """Probabilities, float64 [V]."""
-    x = x.astype(np.float64) / temperature
-    x = np.where(x >= x.max() + (np.log(min_p) if min_p else -np.inf), x, -np.inf)
-    order = np.lexsort((np.arange(x.size), -x))
-    x[order[top_k or x.size :]] = -np.inf
-    p = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
-    before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
-    p[order[(before >= top_p) & (np.arange(x.size) > 0)]] = 0.0
-    return p / p.sum()
+    penalties = {
+        "presence": presence_penalty,
+        "frequency": frequency_penalty,
+        "repetition": repetition_penalty,
+    }
+    x = oracle.penalise(x, *tokens_so_far(x.size), **penalties)
+    x = oracle.bias(x, logit_bias or {})
+    return oracle.probabilities(
+        oracle.truncated(x, t=temperature, minimum=min_p, k=top_k, p=top_p).x
+    )
 
 
 def state_of(count: int, first_seed: int = 0, **settings) -> SamplingState:
-    """`count` rows that differ in their seed only."""
+    """`count` rows that differ in their seed only, each with room for four biases: more take too much memory here."""
     row = stack_rows([request_row(SamplingParams(**settings), (), seed=0, prompt_length=0)])
+    row = replace(row, bias_ids=row.bias_ids[:, :4], bias_values=row.bias_values[:, :4])
     full = jax.tree.map(lambda leaf: jnp.repeat(leaf, count, axis=0), row)
     low = jnp.arange(first_seed, first_seed + count, dtype=jnp.uint32)
-    seeds = jnp.stack([low, jnp.full(count, 17, jnp.uint32)], axis=-1)
-    return SamplingState(**{**vars(full), "seed": seeds})
+    return replace(full, seed=jnp.stack([low, jnp.full(count, 17, jnp.uint32)], axis=-1))
+
+
+def history_of(count: int, size: int) -> SlotCounts:
+    """The tokens so far in slot 1 of 2, for all rows."""
+    generated, in_prompt = tokens_so_far(size)
+    counts = np.stack([np.full(size, 99), 2 * generated + in_prompt])
+    return SlotCounts(jnp.asarray(counts, jnp.int32), jnp.ones(count, jnp.int32))
 
 
 def counts_of(x: np.ndarray, draw=jitted, **settings) -> np.ndarray:
     logits = jnp.broadcast_to(jnp.asarray(x), (DRAWS, x.size))
-    tokens = draw(logits, state_of(DRAWS, **settings), jnp.full(DRAWS, 5), vocab_size=x.size)
+    tokens = draw(
+        logits, state_of(DRAWS, **settings), jnp.full(DRAWS, 5),
+        history=history_of(DRAWS, x.size), vocab_size=x.size,
+    )  # fmt: skip
     return np.bincount(np.asarray(tokens), minlength=x.size)
 
 
@@ -93,6 +132,11 @@ def test_frequencies_follow_the_distribution_beyond_the_head():
         ({"top_p": 0.7}, {"top_p": 0.55}),
         ({"min_p": 0.2}, {"min_p": 0.25}),
         ({"top_k": 3, "top_p": 0.8}, {"top_k": 2}),
+        ({"presence_penalty": 0.7}, {"presence_penalty": 0.78}),
+        ({"frequency_penalty": 0.3}, {"presence_penalty": 0.3}),
+        ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.37}),
+        ({"logit_bias": {5: 3.0}}, {"logit_bias": {5: 2.96}}),
+        ({"logit_bias": {0: 1.0}, "repetition_penalty": 2.0}, {"logit_bias": {0: 0.5}}),
     ],
     ids=str,
 )
@@ -117,31 +161,48 @@ def test_a_greedy_tie_goes_to_the_lowest_id():
     assert tokens.tolist() == [1, 0, 0, 1]
 
 
-def mixed_batch(rng: np.random.Generator, count: int, size: int):
-    rows, logits = [], []
-    for index in range(count):
-        params = SamplingParams(
-            temperature=float(rng.choice([0.0, 0.7, 1.0])),
-            top_k=int(rng.choice([0, 20, 64, 100])),
-            top_p=float(rng.choice([1.0, 0.95, 0.5])),
-            min_p=float(rng.choice([0.0, 0.05])),
-        )
-        rows.append(request_row(params, (), seed=index * 977, prompt_length=0))
-        logits.append(rng.normal(size=size).astype(np.float32) * 2)
-    return rows, np.stack(logits), rng.integers(0, 9999, count).astype(np.int32)
+def mixed_params(rng: np.random.Generator, size: int) -> SamplingParams:
+    biased = rng.choice(size, int(rng.choice([0, 0, 3])), replace=False)
+    return SamplingParams(
+        temperature=float(rng.choice([0.0, 0.7, 1.0])),
+        top_k=int(rng.choice([0, 20, 64, 100])),
+        top_p=float(rng.choice([1.0, 0.95, 0.5])),
+        min_p=float(rng.choice([0.0, 0.05])),
+        presence_penalty=float(rng.choice([0.0, 0.0, 1.3])),
+        frequency_penalty=float(rng.choice([0.0, 0.0, 0.7])),
+        repetition_penalty=float(rng.choice([1.0, 1.0, 1.7])),
+        logit_bias={int(i): float(rng.normal() * 9) for i in biased},
+        min_tokens=int(rng.choice([0, 9])),
+        stop_token_ids=[int(i) for i in rng.integers(0, size, 3)],
+    )
 
 
-def test_a_row_draws_the_same_token_alone_in_any_row_and_in_any_batch():
+def test_a_row_draws_the_same_token_alone_in_any_row_slot_and_batch():
     rng = np.random.default_rng(0)
-    rows, logits, positions = mixed_batch(rng, 48, 700)
+    count, size, slots = 48, 700, 60
+    rows = [
+        request_row(mixed_params(rng, size), (), seed=i * 977, prompt_length=4)
+        for i in range(count)
+    ]
+    logits = rng.normal(size=(count, size)).astype(np.float32) * 2
+    positions = rng.integers(4, 20, count).astype(np.int32)
+    seen = rng.integers(0, 5, (count, size)).astype(np.int32)
 
     def draw(chosen: np.ndarray) -> np.ndarray:
-        state = stack_rows([rows[i] for i in chosen])
-        return np.asarray(jitted(logits[chosen], state, positions[chosen], vocab_size=690))
+        own = rng.permutation(slots)[: len(chosen)].astype(np.int32)
+        counts = rng.integers(0, 99, (slots, size)).astype(np.int32)  # of others
+        counts[own] = seen[chosen]
+        return np.asarray(
+            jitted(
+                logits[chosen], stack_rows([rows[i] for i in chosen]), positions[chosen],
+                history=SlotCounts(counts, own), vocab_size=690,
+            )
+        )  # fmt: skip
 
-    together = draw(np.arange(48))
+    together = draw(np.arange(count))
+    np.testing.assert_array_equal(draw(np.arange(count)), together)
     for batch in (1, 3, 8):
-        order = rng.permutation(48)
+        order = rng.permutation(count)
         for chosen in order.reshape(-1, batch) if batch < 3 else order.reshape(-1, batch)[:6]:
             np.testing.assert_array_equal(draw(chosen), together[chosen])
 
@@ -156,7 +217,16 @@ def test_a_draw_depends_on_seed_and_position_and_nothing_else():
     assert len(set(jitted(x, same, jnp.arange(64), vocab_size=1000).tolist())) > 50
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 3},
+        {"top_p": 0.9},
+        {"logit_bias": {97: 100, 99: 100, 100: 100}},
+    ],
+)
 def test_padding_and_banned_ids_are_never_picked(settings):
     x = jnp.broadcast_to(jnp.arange(128.0) / 8, (512, 128))
     banned = jnp.zeros(128, bool).at[jnp.array([99, 97])].set(True)

@@ -12,7 +12,23 @@ from onecat_jax.models.qwen3_5.weights import MLPStack
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Zero-centred RMSNorm over the last axis: float32 in, float32 out; weights are stored around 0."""
     x = x.astype(jnp.float32)
-    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * (1.0 + weight)
+    total = lax.platform_dependent(x * x, cpu=_sum_by_halves, default=_sum)
+    return x * lax.rsqrt(total / x.shape[-1] + eps) * (1.0 + weight)
+
+
+def _sum(x: Array) -> Array:
+    return jnp.sum(x, axis=-1, keepdims=True)
+
+
+def _sum_by_halves(x: Array) -> Array:
+    """[..., N] -> [..., 1] in an order that is spelled out: on CPU the compiler sums in another order when there are many rows,
+    and a prompt's bits would depend on how it was cut into chunks."""
+    width = 1 << max(x.shape[-1] - 1, 0).bit_length()
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+    while width > 1:
+        width //= 2
+        x = x[..., :width] + x[..., width:]
+    return x
 
 
 def rotary_angles(position: Array, rotary_dim: int, theta: float) -> tuple[Array, Array]:

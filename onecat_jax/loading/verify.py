@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from onecat_jax.custom_calls.linear import FP8Tensor
+from onecat_jax.custom_calls.linear import DenseTensor, FP8Tensor
+from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source
 
@@ -25,19 +26,23 @@ _MAGNITUDES = {
 def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tuple[str, Finding]]:
     """Reads tensor after tensor and yields (canonical name, finding).
 
-    What loading refuses (`Source.read`) and weights that aren't finite fail. A dense matrix
+    Scales that loading refuses (`Source.read`), weights that aren't finite, and arrays of a converted
+    checkpoint that can't be read or have another checksum fail. A dense matrix
     with values beyond float16 is a warning: it can't be computed with in float16.
     """
     for name, source in sources.items():
         try:
             tensor = source.read(checkpoint.array)
-        except Mismatch as mismatch:
-            yield name, ("fail", str(mismatch))
+        except (Mismatch, CheckpointError) as error:
+            yield name, ("fail", str(error))
             continue
         if isinstance(tensor, FP8Tensor):
             yield name, _fp8(checkpoint, source, tensor)
+        elif isinstance(tensor, DenseTensor | np.ndarray):
+            dense = tensor.weight if isinstance(tensor, DenseTensor) else tensor
+            yield name, _dense(checkpoint, source, dense)
         else:
-            yield name, _dense(checkpoint, source) if source.format == "dense" else ("ok", "")
+            yield name, ("ok", "")
 
 
 def _fp8(checkpoint: Checkpoint, source: Source, tensor: FP8Tensor) -> Finding:
@@ -50,10 +55,10 @@ def _fp8(checkpoint: Checkpoint, source: Source, tensor: FP8Tensor) -> Finding:
     return "fail", f"{source.weight} ({file}) holds {bad} values that are NaN"
 
 
-def _dense(checkpoint: Checkpoint, source: Source) -> Finding:
+def _dense(checkpoint: Checkpoint, source: Source, weight: np.ndarray) -> Finding:
     info = checkpoint.tensors[source.weight]
     bits, mask, infinite, beyond = _MAGNITUDES[info.dtype]
-    flat = checkpoint.array(source.weight).reshape(-1).view(bits)
+    flat = weight.reshape(-1).view(bits)
     not_finite = too_large = 0
     for start in range(0, flat.size, _CHUNK):
         magnitude = flat[start : start + _CHUNK] & bits(mask)

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import jax
 from jax import Array
 
 from onecat_jax.state.history import GENERATED
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SlotCounts:
     """Counts of all slots and the slot of each batch row; encoded as in `state.history`."""

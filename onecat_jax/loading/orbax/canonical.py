@@ -26,7 +26,7 @@ from onecat_jax.sharding import RULES, TP, Placement, Rules, Split
 CODES, SCALES, GLOBAL_SCALE = "codes", "scales", "global_scale"
 _SECTIONS = ("query", "key", "value")  # of a dimension that has three, the only kind there is
 _ALIGNED_RANKS = 8  # ranks up to here that divide an axis read whole chunks of a file
-_CHUNK_BYTES = 32 * 2**20
+_LEAST_CHUNK, _LARGEST_CHUNK = 2**14, 2**25  # bytes
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 _FLOAT32 = np.dtype(np.float32)
 _UINT8 = np.dtype(np.uint8)
@@ -102,17 +102,23 @@ class CanonicalArray:
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """Shape of the pieces that the array is stored in: equal, along the dimension that ranks split."""
-        if not self.axes:
-            return ()
-        dim = next((d for d, axis in enumerate(self.axes) if axis.axis in RULES.axes), 0)
-        axis = self.axes[dim]
-        chunks = gcd(axis.units, _ALIGNED_RANKS) if axis.axis in RULES.axes else 1
-        while self.nbytes // chunks > _CHUNK_BYTES and axis.size % (2 * chunks) == 0:
-            chunks *= 2
+        """Shape of the equal pieces that the array is stored in, along the dimension that ranks split."""
         shape = list(self.shape)
-        shape[dim] = axis.size // chunks
+        if shape:
+            split = [dim for dim, axis in enumerate(self.axes) if axis.axis in RULES.axes]
+            dim = split[0] if split else 0
+            shape[dim] //= self._chunks(
+                dim, gcd(self.axes[dim].units, _ALIGNED_RANKS) if split else 1
+            )
         return tuple(shape)
+
+    def _chunks(self, dim: int, chunks: int) -> int:
+        """A number of chunks near the given one that makes them neither tiny nor huge."""
+        while chunks % 2 == 0 and self.nbytes // chunks < _LEAST_CHUNK:
+            chunks //= 2
+        while self.nbytes // chunks > _LARGEST_CHUNK and self.shape[dim] % (2 * chunks) == 0:
+            chunks *= 2
+        return chunks
 
 
 def arrays_of(name: str, spec: TensorSpec, form: Format, dtype: np.dtype) -> list[CanonicalArray]:

@@ -91,6 +91,14 @@ class OrbaxCheckpoint(Checkpoint):
         """
         return self.reader.start(array, self._records[array], extent)
 
+    def check(self, array: str) -> None:
+        """Opens a stored array.
+
+        Raises:
+          CheckpointError: it can't be opened, or has another shape or dtype than the manifest says.
+        """
+        self.reader.check(array, self._records[array])
+
     def array(self, name: str) -> np.ndarray:
         """A whole tensor in its stored dtype, with the checksums of its arrays compared.
 
@@ -98,10 +106,12 @@ class OrbaxCheckpoint(Checkpoint):
           CheckpointError: an array can't be read, or isn't what was written.
         """
         sections = [self._checked(array) for array in self._parts[name]]
-        whole = sections[0] if len(sections) == 1 else np.concatenate(sections)
-        if whole.shape != (wanted := self.tensors[name].shape):
+        info = self.tensors[name]
+        empty = np.empty(0, DTYPES[info.dtype])
+        whole = sections[0] if len(sections) == 1 else np.concatenate(sections or [empty])
+        if whole.shape != info.shape:
             raise CheckpointError(
-                f"{self.root / MANIFEST}: the arrays of {name} make up {list(whole.shape)}, {list(wanted)} are needed; {AGAIN}"
+                f"{self.root / MANIFEST}: arrays of {name} make up {list(whole.shape)}, needed is {list(info.shape)}; {AGAIN}"
             )
         return whole
 

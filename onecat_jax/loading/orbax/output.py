@@ -36,8 +36,8 @@ def output_folder(out: Path, *, needed: int, force: bool) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _claimed(partial):
-            _check_space(partial, needed)
             try:
+                _check_space(partial, needed)
                 yield partial
                 _move(partial, out)
             finally:

@@ -30,26 +30,34 @@ class ArrayReader:
     def _context(self) -> tensorstore.Context:
         return type_handlers.get_ts_context(use_ocdbt=True)
 
-    def start(self, name: str, record: ArrayRecord, extent: Extent | None = None) -> Pending:
-        """Begins to read an array, or one slice per dimension of it; what it returns waits for the values.
+    def check(self, name: str, record: ArrayRecord) -> tensorstore.TensorStore:
+        """Opens an array.
 
         Args:
-          record: what the array must be.
+          record: what it must be.
 
-        Raises (here or when it is waited for):
-          CheckpointError: it can't be read, or is something else.
+        Raises:
+          CheckpointError: it can't be opened, or is something else.
         """
         try:
             store = self._open(name)
-            found = (store.dtype.name, store.shape)
-            if found == (record.dtype, record.shape):
-                return partial(self._wait, name, store[extent or ...].read(order="C"))
         except Exception as error:  # whatever fails inside the storage library, the advice is one
             raise unreadable(self._folder, name, error) from error
-        raise CheckpointError(
-            f"{self._folder}: array {name} is {found[0]} {list(found[1])}, {MANIFEST} says {record.dtype} "
-            f"{list(record.shape)}; {AGAIN}"
-        )
+        if (store.dtype.name, store.shape) != (record.dtype, record.shape):
+            raise CheckpointError(
+                f"{self._folder}: array {name} is {store.dtype.name} {list(store.shape)}, {MANIFEST} says {record.dtype} "
+                f"{list(record.shape)}; {AGAIN}"
+            )
+        return store
+
+    def start(self, name: str, record: ArrayRecord, extent: Extent | None = None) -> Pending:
+        """Begins to read an array, or one slice per dimension of it; what it returns waits for the values.
+
+        Raises (here or when it is waited for):
+          CheckpointError: as `check`, or the values can't be read.
+        """
+        store = self.check(name, record)
+        return partial(self._wait, name, store[extent or ...].read(order="C"))
 
     def _wait(self, name: str, values: tensorstore.Future) -> np.ndarray:
         try:

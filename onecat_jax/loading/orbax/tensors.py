@@ -108,17 +108,18 @@ def canonical_arrays(
     for name, source in sources.items():
         dtype = DTYPES[checkpoint.tensors[source.weight].dtype]
         arrays = arrays_of(name, source.spec, source.format, dtype)
-        wanted = {array.name: (array.dtype.name, array.shape) for array in arrays}
+        wanted = {array.name: _shown(array.dtype.name, array.shape) for array in arrays}
         records = checkpoint.manifest.tensors[name].arrays
-        listed = {array: (record.dtype, record.shape) for array, record in records.items()}
-        if wanted != listed:
-            raise CheckpointError(
-                f"{checkpoint.root / MANIFEST} lists the arrays of {name} as {_shown(listed)}; {_shown(wanted)} are needed; "
-                f"{AGAIN}"
-            )
+        listed = {array: _shown(record.dtype, record.shape) for array, record in records.items()}
+        for array in sorted(wanted.keys() | listed.keys()):
+            if wanted.get(array) != listed.get(array):
+                raise CheckpointError(
+                    f"{checkpoint.root / MANIFEST} lists array {array} of {name} as {listed.get(array, 'missing')}, needed "
+                    f"is {wanted.get(array, 'none of that name')}; {AGAIN}"
+                )
         found[name] = arrays
     return found
 
 
-def _shown(arrays: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    return ", ".join(f"{name} {dtype} {list(shape)}" for name, (dtype, shape) in arrays.items())
+def _shown(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype} {list(shape)}"
