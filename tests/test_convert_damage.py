@@ -296,7 +296,9 @@ def test_an_empty_folder_is_filled_and_missing_parents_are_made(source: Path, tm
 def test_a_file_is_not_a_folder(source: Path, tmp_path: Path):
     (tmp_path / "file").write_text("x")
     assert "is a file; give the name of a folder" in refused(source, tmp_path / "file")
-    assert f"{tmp_path / 'file'} can't be written" in refused(source, tmp_path / "file" / "out")
+    assert f"{tmp_path / 'file'} can't be read or written" in refused(
+        source, tmp_path / "file" / "out"
+    )
 
 
 def test_a_conversion_is_not_converted_again(whole: Path, tmp_path: Path):

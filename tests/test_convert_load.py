@@ -82,6 +82,15 @@ def test_what_does_not_divide_is_refused_with_numbers(tmp_path: Path):
             attempt()
 
 
+def test_scale_groups_are_not_cut_through(tmp_path: Path):
+    """96 features over four ranks are 24 each, one group and a half."""
+    config = replace(FOUR, intermediate_size=96)
+    _, out = converted(tmp_path, config, Style(naming="modelopt"))
+    for attempt in (lambda: load(out, 4), lambda: restore_canonical(out, Placement.of(4))):
+        with pytest.raises(EngineError, match=r"leaves 24 of K = 96 .*multiple of 16"):
+            attempt()
+
+
 # Restored as JAX arrays
 
 
@@ -164,6 +173,22 @@ def test_every_piece_is_read_once(tmp_path: Path, do: Callable[[Path, int], Any]
     before = bytes_read()
     do(out, 4)
     assert stored <= bytes_read() - before <= 1.1 * stored
+
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "checkpoints.md"
+EXAMPLES = [block.split("```")[0] for block in DOCUMENT.read_text().split("```python\n")[1:]]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_documented_ways_to_restore_give_arrays_over_four_devices(
+    folders: tuple[Path, Path], example: str
+):
+    source, out = folders
+    names: dict[str, Any] = {}
+    exec(example.replace('"OUT', f'"{out}'), names)
+    codes = names["params"]["layers"]["0"]["mlp"]["up_proj"]["codes"]
+    assert [shard.data.shape for shard in codes.addressable_shards] == [(32, 32)] * 4
+    assert bits(codes) == bits(parts(host_tensors(source)["layers.0.mlp.up_proj.weight"])["codes"])
 
 
 def pointers(tree: Any) -> list[list[int]]:

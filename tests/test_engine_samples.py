@@ -171,6 +171,34 @@ def test_any_sample_may_leave_at_any_launch_and_the_others_go_on(leaver):
         assert [tuple(sample.request.tokens) for sample in late] == wanted[:2]
 
 
+def test_a_leader_that_leaves_between_its_prefill_and_the_fork_still_leads(monkeypatch):
+    """Garbage collection can close a stream at any moment of a step."""
+    llm = engine(16)
+    params = replace(SAMPLED, n=3, logprobs=None)
+    wanted = [sample.token_ids for sample in llm.generate(prompt_of(70), params)[0].outputs]
+    inner = llm._engine
+    requests = [sample.request for sample in llm._job(llm._prompt(prompt_of(70)), params).samples]
+    for request in requests:
+        inner.add(request)
+    real = inner._run
+
+    def run(key, *args):
+        result = real(key, *args)
+        if key[0] == "prefill":
+            inner.abort(requests[0])
+            assert requests[0].pages, "what it owns stays until the step has ended"
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "_run", run)
+        inner.step(streaming=True)
+    assert requests[0] not in inner.scheduler.running
+    assert not requests[0].pages
+    while inner.scheduler.busy:
+        inner.step(streaming=False)
+    assert [tuple(request.tokens) for request in requests[1:]] == wanted[1:]
+
+
 # The page pool
 
 

@@ -161,7 +161,7 @@ def test_a_donated_state_is_continued_in_place(loaded, batch):
         state = functional.prefill(model, params, state, tokens, lengths, sampling)
         return functional.decode(model, params, state, sampling, max_new_tokens=NEW)
 
-    state = functional.new_state(model, ROWS, WIDTH + NEW)
+    state = functional.new_state(model, ROWS, 2 * (WIDTH + NEW))
     caches = state.caches
     held = caches.kv.k.unsafe_buffer_pointer(), caches.gdn.state.unsafe_buffer_pointer()
     after, out = turn(params, state, *batch)
@@ -170,3 +170,5 @@ def test_a_donated_state_is_continued_in_place(loaded, batch):
     assert held == (kept.kv.k.unsafe_buffer_pointer(), kept.gdn.state.unsafe_buffer_pointer())
     alone = functional.generate(model, params, *batch, sampling, max_new_tokens=NEW)
     jax.tree.map(np.testing.assert_array_equal, out, alone)
+    turn(params, after, *batch)
+    assert turn._cache_size() == 1, "a new state and a used one are the same to a program"

@@ -145,15 +145,18 @@ def test_a_row_without_room_takes_no_tokens_and_says_so(prompts):
 
 def test_a_row_ends_where_its_room_ends(prompts):
     sampling = settings()
-    state = extended(empty(capacity=80), prompts, sampling)
-    after, out = continued(state, sampling)
-    assert out.lengths.tolist() == [10, NEW, NEW, NEW]
+    full = [random_prompts([96], seed=2)[0], *prompts[1:]]
+    first, begun = continued(
+        extended(empty(capacity=100), full, sampling), sampling, limits=[10] * ROWS
+    )
+    second, out = continued(first, sampling)
+    assert out.lengths.tolist() == [6, NEW, NEW, NEW]
     assert out.status.tolist() == [LENGTH] * ROWS
-    _, more = continued(after, sampling)
-    assert more.lengths.tolist() == [0, NEW, NEW, NEW]
-    np.testing.assert_array_equal(out.tokens, np.where(
-        np.arange(NEW) < out.lengths[:, None], rollout(prompts, sampling).tokens, -1
-    ))  # fmt: skip
+    together = np.concatenate([begun.tokens[:, :10], out.tokens[:, :6]], axis=1)
+    np.testing.assert_array_equal(together, rollout(full, sampling).tokens)
+    _, nothing = continued(second, sampling, limits=[1] * ROWS)
+    assert nothing.lengths.tolist() == [0, 1, 1, 1]
+    assert nothing.status.tolist() == [LENGTH] * ROWS
 
 
 def test_a_stopped_row_can_be_continued(prompts):

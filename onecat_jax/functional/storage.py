@@ -52,7 +52,12 @@ def new_state(model: Model, batch: int, max_length: int, *, kv_cache_dtype: str 
     """
     whole("batch", batch, 1)
     check_length("max_length", whole("max_length", max_length, 1), model)
-    return _new_state(model, batch, max_length, kv_storage(kv_cache_dtype, model))
+    state = _new_state(model, batch, max_length, kv_storage(kv_cache_dtype, model))
+    if model.placement.size > 1 or isinstance(state.length, jax.core.Tracer):
+        return state
+    # Bound to its device like the weights, and so like the states that come out of a step: else a function that continues
+    # states would be compiled twice, for the first one and for all others.
+    return jax.device_put(state, model.placement.devices[0])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

@@ -30,6 +30,14 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "formats"
+NOTES = (
+    "Every format has a public package; nothing was packed by other means.",
+    "fp8_block: the package of the format leaves sizes alone that are no multiple of 128; those were "
+    "rounded by compressed-tensors and only the name of the scale was changed.",
+    "awq: AutoAWQ packs only N that are multiples of 32.",
+    "compressed_int4_order*: releases of compressed-tensors since 2026 no longer write weight_g_idx; the "
+    "order of the columns was drawn, not calibrated.",
+)
 LAYER = "model.layers.0."
 
 
@@ -157,7 +165,9 @@ def main() -> None:
         entries[name] = make(FORMATS[name])
         print(name, entries[name]["packages"])
     ordered = {name: entries[name] for name in sorted(entries)}
-    path.write_text(json.dumps(environment() | {"formats": ordered}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(environment() | {"notes": NOTES, "formats": ordered}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def output_folder(out: Path, *, needed: int, force: bool) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(
-            f"{error.filename or out} can't be written: {reason}; give a folder that can"
+            f"{error.filename or out} can't be read or written: {reason}; nothing is left at {out}"
         ) from error
 
 

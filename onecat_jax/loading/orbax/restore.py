@@ -17,7 +17,7 @@ from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import ARRAYS
 from onecat_jax.loading.orbax.quiet import quiet
 from onecat_jax.loading.orbax.reader import unreadable
-from onecat_jax.loading.orbax.tensors import canonical_arrays
+from onecat_jax.loading.orbax.tensors import canonical_arrays, refuse_cut_groups
 from onecat_jax.loading.orbax.tree import nested
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.models import registry
@@ -40,7 +40,7 @@ def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
 
     Raises:
       CheckpointError: the folder can't be read.
-      EngineError: an array can't be split over so many ranks.
+      EngineError: a tensor can't be split over so many ranks.
     """
     checkpoint = Checkpoint.open(path)
     if not isinstance(checkpoint, OrbaxCheckpoint):
@@ -49,13 +49,13 @@ def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
         )
     family = registry.resolve(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(family.read_config(checkpoint.config)))
+    for name, source in sources.items():
+        refuse_cut_groups(name, source, placement.size)
     arrays = [a for found in canonical_arrays(checkpoint, sources).values() for a in found]
     restored: dict[str, jax.Array] = {}
     reader = _Reader(checkpoint.root / ARRAYS, placement)
-    for array in arrays:
-        checkpoint.check(
-            array.name
-        )  # orbax pads what is too small, and names no array when it fails
+    for array in arrays:  # orbax itself names no array when it fails
+        checkpoint.check(array.name)
     for group in _groups(arrays):
         restored |= reader.restore(group)
     return nested(restored)

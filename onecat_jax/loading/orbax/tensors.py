@@ -68,9 +68,7 @@ class OrbaxTensors:
 
     def _start(self, name: str, rank: int) -> "list[Pending]":
         """Begins to read a rank's part of every array of a tensor."""
-        source = self.sources[name]
-        if source.format == "nvfp4" and (reason := cuts_groups(name, source.spec, self.ranks)):
-            raise EngineError(f"{reason}.")
+        refuse_cut_groups(name, self.sources[name], self.ranks)
         return [
             self.checkpoint.start(array.name, array.extent(rank, self.ranks))
             for array in self.arrays[name]
@@ -94,6 +92,12 @@ class OrbaxTensors:
                 f"{self.checkpoint.root}: the global scale of {name} is {tensor.global_scale}, a finite number above zero is "
                 f"needed; {AGAIN}"
             )
+
+
+def refuse_cut_groups(name: str, source: Source, ranks: int) -> None:
+    """Raises EngineError if ranks would share a scale group of an NVFP4 tensor, or the tensor doesn't divide."""
+    if source.format == "nvfp4" and (reason := cuts_groups(name, source.spec, ranks)):
+        raise EngineError(f"{reason}.")
 
 
 def canonical_arrays(

@@ -115,7 +115,11 @@ class _LeafHandler(type_handlers.TypeHandler):
         )
         try:
             store = await tensorstore.open(
-                tensorstore.Spec(spec), create=True, open=True, context=info.ts_context
+                tensorstore.Spec(spec),
+                dtype=array.dtype.name,
+                create=True,
+                open=True,
+                context=info.ts_context,
             )
             await store.write(values, can_reference_source_data_indefinitely=True)
         except Exception as error:  # whatever fails inside the storage library, the advice is one

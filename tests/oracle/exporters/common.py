@@ -65,5 +65,8 @@ def write_folder(
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    config = model.config.to_dict() | {"quantization_config": dict(record)}
-    (folder / "config.json").write_text(json.dumps(config, indent=1, default=str))
+    model.config.dtype = model.dtype
+    model.config.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"quantization_config": dict(record)}
+    path.write_text(json.dumps(config, indent=1, default=str) + "\n")

@@ -137,12 +137,10 @@ def _format(
 
 
 def mixed() -> dict[str, QuantizationScheme]:
-    """FP8 per channel for attention, delta-net, head and the last MLP; NVFP4 for the other MLPs."""
-    fp8 = ("re:.*self_attn.*", "re:.*linear_attn.*", "lm_head", r"re:.*layers\.3\.mlp.*")
-    return {
-        "group_0": scheme("FP8_DYNAMIC", *fp8),
-        "group_1": scheme("NVFP4", r"re:.*layers\.[0-2]\.mlp\.(gate|up|down)_proj$"),
-    }
+    """FP8 per channel for attention, all out_proj, head and the last MLP; NVFP4 for the others."""
+    fp8 = (r"re:.*self_attn\..*", "re:.*out_proj$", "lm_head", r"re:.*layers\.3\.mlp\..*")
+    nvfp4 = (r"re:.*layers\.[0-2]\.mlp\.(gate|up|down)_proj$", "re:.*in_proj_(qkv|z)$")
+    return {"group_0": scheme("FP8_DYNAMIC", *fp8), "group_1": scheme("NVFP4", *nvfp4)}
 
 
 FORMATS = (
