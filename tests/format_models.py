@@ -45,7 +45,7 @@ MODEL = replace(
     linear_value_head_dim=64,
     mtp_num_hidden_layers=0,
 )
-CAPACITY = 64
+CAPACITY = 128
 Layout = Callable[[str], str]  # canonical module -> name of a format, "" for dense
 
 
@@ -119,9 +119,9 @@ def record_of(formats: Mapping[str, str]) -> Mapping[str, Any]:
     return FORMATS[form].record(dense)
 
 
-def load(model: Model, ranks: int = 1, **engine: Any) -> Harness:
-    """Through files, sources and loader, as the engine does it; float32."""
-    checkpoint = Checkpoint.open(model.folder)
+def load(model: Path, ranks: int = 1, **engine: Any) -> Harness:
+    """A folder through sources and loader, as the engine does it; float32."""
+    checkpoint = Checkpoint.open(model)
     family = resolve(checkpoint.config)
     config = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(config))

@@ -68,7 +68,7 @@ def pack_compressed(
     """groups: [K] the group of every column, for activation order."""
     parts = {
         "weight_packed": words(codes),
-        "weight_scale": scales,
+        "weight_scale": np.ascontiguousarray(scales),
         "weight_shape": np.array(codes.shape, np.int64),
     }
     if zeros is not None:
