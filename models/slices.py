@@ -1,30 +1,20 @@
 """What a tensor-parallel rank holds of a tensor: the one place that cuts."""
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
-from onecat_jax.custom_calls.linear.weights import GROUP
 from onecat_jax.errors import EngineError
+from onecat_jax.models.pieces import NVFP4_GRAIN, Cut, Grain, HostTensor, Span, grain_of, take
 from onecat_jax.models.spec import Axis, TensorSpec
 from onecat_jax.sharding import RULES, Rules
 
-HostTensor = DenseTensor | NVFP4Tensor | np.ndarray
-Span = tuple[int, int]  # start and stop
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A part of a tensor: spans of one dimension, put side by side."""
-
-    dim: int
-    spans: tuple[Span, ...]  # ascending; spans that touch are one
-
-    @property
-    def size(self) -> int:
-        """Indices that are left of the dimension."""
-        return sum(stop - start for start, stop in self.spans)
+__all__ = [
+    "Cut",
+    "HostTensor",
+    "Span",
+    "check_cut",
+    "cut_of",
+    "cut_tensor",
+    "cuts_groups",
+    "local_shape",
+]
 
 
 def cut_of(spec: TensorSpec, rank: int, ranks: int, rules: Rules = RULES) -> Cut | None:
@@ -75,42 +65,28 @@ def cut_tensor(
     """What a rank holds of a host tensor: views, or copies where several spans are put together.
 
     Raises:
-      EngineError: a section doesn't divide, or scale groups of an NVFP4 tensor would be cut through.
+      EngineError: a section doesn't divide, or scale groups of a quantised tensor would be cut through.
     """
     cut = cut_of(spec, rank, ranks)
     if cut is None:
         return tensor
-    if isinstance(tensor, np.ndarray):
-        return _take(tensor, cut)
-    if isinstance(tensor, DenseTensor):
-        return DenseTensor(_take(tensor.weight, cut))
-    along_k = cut.dim == 1
-    refuse_cut_groups(name, spec, ranks)
-    codes = _take(tensor.codes, cut, 2 if along_k else 1)
-    scales = _take(tensor.scales, cut, GROUP if along_k else 1)
-    return NVFP4Tensor(codes, scales, tensor.global_scale)
+    check_cut(name, spec, ranks, grain_of(tensor))
+    return take(tensor, cut)
 
 
-def _take(array: np.ndarray, cut: Cut, each: int = 1) -> np.ndarray:
-    """The spans of an array, one index of which stands for `each` of the tensor."""
-    before = (slice(None),) * cut.dim
-    parts = [array[(*before, slice(start // each, stop // each))] for start, stop in cut.spans]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=cut.dim)
+def check_cut(name: str, spec: TensorSpec, ranks: int, grain: Grain | None) -> None:
+    """Raises EngineError if splitting a tensor over so many ranks would cut through its scale groups."""
+    if grain is not None and (reason := cuts_groups(name, spec, ranks, grain)):
+        raise EngineError(f"tensor_parallel_size is {ranks}, which {reason}.")
 
 
-def cuts_groups(name: str, spec: TensorSpec, ranks: int) -> str | None:
-    """What splitting an NVFP4 tensor over so many ranks would do; None if it is possible: K is cut between scale groups.
+def cuts_groups(name: str, spec: TensorSpec, ranks: int, grain: Grain = NVFP4_GRAIN) -> str | None:
+    """What splitting a quantised tensor over so many ranks would do; None if it is possible: K is cut between scale groups.
 
     Raises:
       EngineError: a section doesn't divide.
     """
     k, local = spec.shape[1], local_shape(spec, ranks)[1]
-    if local == k or local % GROUP == 0:
+    if local == k or (grain.k and local % grain.k == 0):
         return None
-    return f"leaves {local} of K = {k} input features of {name} to a rank, where NVFP4 scales need a multiple of {GROUP}"
-
-
-def refuse_cut_groups(name: str, spec: TensorSpec, ranks: int) -> None:
-    """Raises EngineError if ranks would share a scale group of an NVFP4 tensor, or the tensor doesn't divide."""
-    if reason := cuts_groups(name, spec, ranks):
-        raise EngineError(f"tensor_parallel_size is {ranks}, which {reason}.")
+    return f"leaves {local} of K = {k} input features of {name} to a rank, where {grain.why}"

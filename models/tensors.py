@@ -3,18 +3,26 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
+from onecat_jax.custom_calls.linear import FP8Tensor, INT4Tensor
 from onecat_jax.models.slices import HostTensor, cut_tensor
 from onecat_jax.models.spec import TensorSpecs
 
-TensorKind = type[DenseTensor] | type[NVFP4Tensor] | type[np.ndarray]
+TensorKind = type[Any]  # the class of a HostTensor
 Piece = Callable[[str, int], HostTensor]  # (canonical name, rank) -> what the rank holds of it
 
-__all__ = ["HostTensor", "HostTensors", "Piece", "TensorKind", "TensorSource", "host_bytes"]
+__all__ = [
+    "HostTensor",
+    "HostTensors",
+    "Piece",
+    "TensorKind",
+    "TensorSource",
+    "host_bytes",
+    "variant_of",
+]
 
 
 class TensorSource(Protocol):
@@ -36,6 +44,10 @@ class TensorSource(Protocol):
 
     def kind(self, name: str) -> TensorKind | None:
         """How a tensor is stored; None if there is none of that name."""
+        ...
+
+    def variant(self, name: str) -> str:
+        """What else than the kind must be alike in the layers of a stack (`variant_of`)."""
         ...
 
     def nbytes(self, name: str) -> int:
@@ -69,6 +81,9 @@ class HostTensors:
             return None
         return np.ndarray if isinstance(tensor, np.ndarray) else type(tensor)
 
+    def variant(self, name: str) -> str:
+        return variant_of(self.tensors[name])
+
     def nbytes(self, name: str) -> int:
         return host_bytes(self.tensors[name])
 
@@ -81,9 +96,26 @@ class HostTensors:
 
 
 def host_bytes(tensor: HostTensor) -> int:
-    """Bytes of a host tensor, without its global scale."""
+    """Bytes of a host tensor's arrays."""
     if isinstance(tensor, np.ndarray):
         return tensor.nbytes
-    if isinstance(tensor, DenseTensor):
-        return tensor.weight.nbytes
-    return tensor.codes.nbytes + tensor.scales.nbytes
+    return sum(part.nbytes for part in vars(tensor).values() if isinstance(part, np.ndarray))
+
+
+def variant_of(tensor: HostTensor) -> str:
+    """Granularity and dtype of the scales, as far as packing can't bring them together without growing the weight."""
+    if isinstance(tensor, FP8Tensor):
+        return fp8_variant(tensor.scales.ndim == 2)
+    if isinstance(tensor, INT4Tensor):
+        return int4_variant(tensor.group, tensor.scales.dtype, tensor.order is not None)
+    return ""
+
+
+def fp8_variant(blocked: bool) -> str:
+    """Of FP8 with scales that differ along K, or don't."""
+    return "blocks" if blocked else ""
+
+
+def int4_variant(group: int, scales: np.dtype, ordered: bool) -> str:
+    """Of INT4 in groups of so many k."""
+    return f"{group} {scales.name}{' ordered' if ordered else ''}"

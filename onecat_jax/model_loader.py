@@ -9,7 +9,9 @@ from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.loading import Checkpoint
+from onecat_jax.loading.cache_scales import find_cache_scales
 from onecat_jax.loading.formats import Source
+from onecat_jax.loading.memory_plan import KV_STORAGE
 from onecat_jax.loading.tensor_source import tensor_source
 from onecat_jax.models.qwen3_5 import (
     ForwardOptions,
@@ -17,6 +19,7 @@ from onecat_jax.models.qwen3_5 import (
     Params,
     build_params,
 )
+from onecat_jax.models.qwen3_5.build import CacheScales
 from onecat_jax.models.qwen3_5.weights import Loops
 from onecat_jax.sharding import Placement
 
@@ -38,6 +41,14 @@ def choose_loops(config: EngineConfig, target: Target) -> Loops:
     return "none" if config.backend == "plain" else "layers"
 
 
+def _cache_scales(checkpoint: Checkpoint, config: EngineConfig) -> CacheScales | None:
+    """Those that the checkpoint stores, where the cache is of the kind that they were made for."""
+    if config.kv_cache_dtype not in KV_STORAGE:
+        return None
+    found = find_cache_scales(checkpoint)
+    return None if found.trivial else found.of
+
+
 def load_model(
     checkpoint: Checkpoint,
     sources: Mapping[str, Source],
@@ -56,7 +67,7 @@ def load_model(
       placement: the devices, one per tensor-parallel rank.
 
     Raises:
-      CheckpointError: a quantisation scale is bad, or an array of a converted checkpoint can't be read.
+      CheckpointError: a scale is bad, a code is NaN, or an array of a converted checkpoint can't be read.
       EngineError: a tensor can't be split over that many ranks.
     """
     policy = Policy(backend=config.backend, strict=config.strict)
@@ -79,6 +90,7 @@ def load_model(
         loops=loops,
         placement=placement,
         progress=advance,
+        cache_scales=_cache_scales(checkpoint, config),
     )
     progress(total, total)
     options = ForwardOptions(model, dtype, policy, placement.shards)

@@ -12,10 +12,6 @@ from onecat_jax.loading import Checkpoint, load_tensors
 from onecat_jax.models.qwen3_5 import build_params, tensor_specs
 
 
-def gates_too(module: str) -> bool:
-    return default_quantised(module) or module.endswith(("in_proj_a", "in_proj_b"))
-
-
 def all_but_up(module: str) -> bool:
     return default_quantised(module) and not module.endswith("up_proj")
 
@@ -23,7 +19,6 @@ def all_but_up(module: str) -> bool:
 @pytest.mark.parametrize(
     ("quantised", "message"),
     [
-        (gates_too, r"in_proj_b.weight is NVFP4Tensor.*quantised GDN gates aren't implemented yet"),
         (
             all_but_up,
             r"gate_proj.weight is NVFP4Tensor, .*up_proj.weight is DenseTensor; tensors that",

@@ -101,7 +101,9 @@ def test_info_reports_the_embedded_model(capsys: pytest.CaptureFixture[str]):
     assert report["parameters"] + report["mtp_parameters"] == pytest.approx(34.4e6, rel=0.01)
     assert report["quantization"]["algorithm"] == "NVFP4"
     assert sum(group["formats"].get("nvfp4", 0) for group in report["groups"]) == 57
-    assert [bound["gib"] for bound in report["v100"]] == [16, 32]
+    assert [(bound["gib"], bound["ranks"]) for bound in report["v100"]] == [
+        (size, ranks) for size in (16, 32) for ranks in (1, 2, 4)
+    ]
     assert report["v100"][0]["max_model_len_one_request"] == 8192
     assert report["plan"]["fits"]
     assert report["plan"]["max_model_len"] == 1024

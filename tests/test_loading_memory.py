@@ -19,7 +19,7 @@ from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.errors import CapacityError
 from onecat_jax.loading import Checkpoint, load_tensors
 from onecat_jax.loading.device_memory import DeviceMemory, device_memory
-from onecat_jax.loading.formats import Source
+from onecat_jax.loading.formats import DenseSource, NVFP4Source, Source
 from onecat_jax.loading.memory_plan import (
     HEADROOM,
     PlanRequest,
@@ -65,13 +65,13 @@ def memory(available: int) -> DeviceMemory:
 
 
 def dense_sources(config: ModelConfig) -> Mapping[str, Source]:
-    return {name: Source(spec, "dense", name) for name, spec in tensor_specs(config).items()}
+    return {name: DenseSource(spec, name) for name, spec in tensor_specs(config).items()}
 
 
 def quasar_sources(config: ModelConfig) -> Mapping[str, Source]:
     """Every text linear NVFP4 but the head; embedding, head and MTP dense."""
     return {
-        name: replace(source, format="nvfp4")
+        name: NVFP4Source(source.spec, name)
         if source.spec.kind == "linear" and not name.startswith(("lm_head", "mtp."))
         else source
         for name, source in dense_sources(config).items()
@@ -90,11 +90,11 @@ def test_planned_weight_bytes_are_the_bytes_of_the_arrays(
 ):
     checkpoint = Checkpoint.open(write_checkpoint(tmp_path, config, Style(naming=naming)))
     specs = tensor_specs(config)
-    route = LinearRoute(Policy(backend="plain"))
+    plain = Policy(backend="plain")
     tensors = load_tensors(checkpoint, specs)
-    params = build_params(tensors, config, route=route, dtype=jnp.dtype(dtype), loops="superblocks")
+    params = build_params(tensors, config, route=LinearRoute(plain), dtype=jnp.dtype(dtype), loops="superblocks")
     arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(params)}
-    request = replace(REQUEST, compute_dtype=dtype, kv_dtype=dtype)
+    request = replace(REQUEST, compute_dtype=dtype, kv_dtype=dtype, policy=plain)
     planned = requirements(config, find_sources(checkpoint, specs), request)
     assert sum(planned.weights.values()) == sum(arrays.values())
 

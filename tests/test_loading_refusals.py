@@ -93,22 +93,22 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     "FP8": (
         "dense",
         cast(f"{UP}.weight", FP8),
-        f"{UP}.weight (model.safetensors, F8_E4M3 [96, 64]) is FP8, which isn't implemented",
+        f"{UP}.weight (model.safetensors, F8_E4M3 [96, 64]) is FP8, its weight_scale is missing, needed BF16 or F16 or F32 [] or [1]",
     ),
     "block FP8": (
         "dense",
         put(f"{UP}.weight_scale_inv", np.ones((1, 1))),
-        "is block FP8, which isn't implemented",
+        f"is dense, yet quantisation scales lie beside it: {UP}.weight_scale_inv",
     ),
     "AWQ": (
         "dense",
         renamed(f"{UP}.weight", f"{UP}.qweight"),
-        "up_proj.qweight (model.safetensors, BF16 [96, 64]) is AWQ or GPTQ INT4, which",
+        "up_proj.qweight (model.safetensors, BF16 [96, 64]) has a wrong dtype, needed I32 [64, 12]",
     ),
     "Quark INT4": (
         "dense",
         cast(f"{UP}.weight", np.int32),
-        "I32 [96, 64]) is an integer format, which isn't implemented",
+        "I32 [96, 64]) has a wrong shape, needed I32 [64, 12]",
     ),
     "MXFP4": (
         "compressed-tensors",
@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     "packed INT4": (
         "compressed-tensors",
         cast(f"{UP}.weight_packed", np.int32),
-        "is an integer format",
+        "I32 [96, 32]) has a wrong shape, needed I32 [96, 8]",
     ),
     "no block scales": (
         "modelopt",
@@ -294,12 +294,12 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "FP8 by record": (
         "modelopt",
         NVFP4 | {"quant_algo": "FP8"},
-        "is stored as nvfp4, but config.json (modelopt) says '*' makes it FP8",
+        "is stored as nvfp4, but config.json (modelopt) says '*' makes it fp8 per tensor",
     ),
     "AWQ by record": (
         "dense",
         {"quant_method": "awq", "bits": 4},
-        "is stored as dense, but config.json (awq) says '*' makes it awq",
+        "is stored as dense, but config.json (awq) says '*' makes it int4",
     ),
     "mixed, unlisted": (
         "modelopt",

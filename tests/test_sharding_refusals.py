@@ -17,7 +17,7 @@ from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.linear import NVFP4Tensor
 from onecat_jax.errors import EngineError
 from onecat_jax.loading import Checkpoint
-from onecat_jax.loading.formats import Source
+from onecat_jax.loading.formats import DenseSource, NVFP4Source, Source
 from onecat_jax.loading.planning import plan_memory
 from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.loading.safetensors_file import SafetensorsFile
@@ -33,7 +33,7 @@ FOUR = replace(SMALL, linear_num_key_heads=4)
 def sources(config: ModelConfig, form: str = "dense") -> dict[str, Source]:
     """As `find_sources` would give them for a checkpoint whose linears of layers are all of one format."""
     return {
-        name: Source(spec, "nvfp4" if form == "nvfp4" and spec.kind == "linear" else "dense", name)
+        name: (NVFP4Source if form == "nvfp4" and spec.kind == "linear" else DenseSource)(spec, name)
         for name, spec in tensor_specs(config).items()
         if name != "lm_head.weight"
     }
@@ -85,7 +85,7 @@ def test_every_kind_of_tensor_whose_groups_would_be_cut_is_named():
 def test_a_tensor_that_is_not_placed_refuses_nothing():
     """The MTP head's own down projection is the only quantised tensor."""
     only_mtp = {
-        name: source if name.startswith("mtp.") else replace(source, format="dense")
+        name: source if name.startswith("mtp.") else DenseSource(source.spec, name)
         for name, source in sources(FOUR, "nvfp4").items()
     }
     check_ranks(FOUR, only_mtp, 4)

@@ -44,11 +44,18 @@ def attention(
     q_gate = q_gate.reshape(*x.shape[:2], heads, 2, dim)
     q, gate = q_gate[..., 0, :], q_gate[..., 1, :]
     k, v = (a.reshape(*x.shape[:2], kv_heads, dim) for a in (k, v))
-    q = rotate(rms_norm(q, pick(stack.q_norm, layer), options.eps), *rotary).astype(dtype)
-    k = rotate(rms_norm(k, pick(stack.k_norm, layer), options.eps), *rotary).astype(dtype)
+    q = rotate(rms_norm(q, pick(stack.q_norm, layer), options.eps), *rotary)
+    k = rotate(rms_norm(k, pick(stack.k_norm, layer), options.eps), *rotary)
+    scales = None if stack.cache_scales is None else pick(stack.cache_scales, layer)
+    if (
+        scales is not None
+    ):  # (q * s) . (k / s) is q . k, and so for values: a float8 cache holds what its range is made for
+        q, k, v = q * scales[0], k / scales[0], v.astype(jnp.float32) / scales[1]
+    q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
     first = cache_layer * kv.pages
     keys, values = paged_attention.write_tokens(kv.k, kv.v, k, v, rows, first, policy=policy)
     out = paged_attention.attend(q, keys, values, rows, first, scale=dim**-0.5, policy=policy)
+    out = out if scales is None else out * scales[1]
     out = out * jax.nn.sigmoid(gate.astype(jnp.float32))
     out = out.reshape(*x.shape[:2], heads * dim).astype(dtype)
     update = linear(out, stack.o_proj, layer, out_dtype=jnp.float32, policy=policy)

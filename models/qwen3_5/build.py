@@ -12,11 +12,13 @@ from jax import Array
 from onecat_jax.custom_calls.linear import (
     Dense,
     DenseTensor,
+    HostMatrix,
     Linear,
     LinearRoute,
-    NVFP4Tensor,
     build_linear,
+    exact_matrix,
 )
+from onecat_jax.custom_calls.linear.checks import check_tensor
 from onecat_jax.errors import CheckpointError
 from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
 from onecat_jax.models.qwen3_5.params import tensor_specs
@@ -34,12 +36,12 @@ from onecat_jax.sharding import Placement
 _FUSED_SITES = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
     ("mlp.gate_proj", "mlp.up_proj"),
 )
-_DENSE_SITE = "linear_attn.in_proj_b"
+_GATES = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
 
 Tree = TypeVar("Tree")
+CacheScales = Callable[[int], tuple[float, float]]  # layer -> scale of its keys and of its values
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,29 @@ class _Rows(Sequence):
     piece: Piece
     rank: int
     names: Sequence[Sequence[str]]  # per layer
+    decoded: bool  # whether quantised matrices are given as dense ones
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, at: Any) -> list[DenseTensor | NVFP4Tensor]:
-        return [_matrix(self.piece(name, self.rank)) for name in self.names[at]]
+    def __getitem__(self, at: Any) -> list[HostMatrix]:
+        return [self._matrix(self.piece(name, self.rank)) for name in self.names[at]]
 
+    def _matrix(self, tensor: HostTensor) -> HostMatrix:
+        if isinstance(tensor, np.ndarray):
+            return DenseTensor(tensor)
+        if not self.decoded or isinstance(tensor, DenseTensor):
+            return tensor
+        return DenseTensor(exact_matrix(tensor).astype(np.float32))
 
-def _matrix(tensor: HostTensor) -> DenseTensor | NVFP4Tensor:
-    return DenseTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+    def culprit(self) -> str:
+        """The first tensor that can't be packed by itself, and why; "" if all can."""
+        for name in (name for names in self.names for name in names):
+            try:
+                check_tensor(self._matrix(self.piece(name, self.rank)))
+            except ValueError as error:
+                return f"{name}: {error}"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,7 @@ class _Builder:
     dtype: Any
     placement: Placement
     progress: Callable[[int], None]
+    cache_scales: CacheScales | None
 
     def _split(self, names: Sequence[str], build: Callable[[Piece, int, jax.Device], Tree]) -> Tree:
         """Builds a site rank by rank: what a rank needed on the host is gone before the next one starts."""
@@ -126,15 +142,24 @@ class _Builder:
     def _advance(self, names: Sequence[str]) -> None:
         self.progress(sum(map(self.source.nbytes, names)))
 
-    def _matrices(self, rows: Sequence[Sequence[str]]) -> Linear:
+    def _matrices(self, rows: Sequence[Sequence[str]], decoded: bool = False) -> Linear:
         def build(piece: Piece, rank: int, device: jax.Device) -> Linear:
-            layers = _Rows(piece, rank, rows)
-            return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
+            layers = _Rows(piece, rank, rows, decoded)
+            try:
+                return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
+            except ValueError as error:
+                found = layers.culprit() or f"{', '.join(rows[0])}: {error}"
+                raise CheckpointError(f"the weights can't be packed: {found}") from error
 
         return self._split([name for row in rows for name in row], build)
 
     def linear(self, layers: Sequence[int], *names: str) -> Linear:
         return self._matrices([[f"layers.{i}.{name}.weight" for name in names] for i in layers])
+
+    def gates(self, layers: Sequence[int]) -> Dense:
+        """The narrow projections of the gates, which are dense whatever stores them: decoded exactly, at the cost of few bytes."""
+        rows = [[f"layers.{i}.{name}.weight" for name in _GATES] for i in layers]
+        return _dense(self._matrices(rows, decoded=True))
 
     def vocabulary(self, name: str) -> Linear:
         return self._matrices([[name]])
@@ -174,7 +199,7 @@ class _Builder:
         return GDNStack(
             input_norm=self.replicated(layers, "input_layernorm.weight"),
             in_proj=self.linear(layers, f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
-            gate_proj=_dense(self.linear(layers, f"{name}.in_proj_b", f"{name}.in_proj_a")),
+            gate_proj=self.gates(layers),
             conv=self.split(layers, f"{name}.conv1d.weight", lambda w: w[:, 0].T),
             a_log=self.split(layers, f"{name}.A_log"),
             dt_bias=self.split(layers, f"{name}.dt_bias"),
@@ -190,7 +215,15 @@ class _Builder:
             q_norm=self.replicated(layers, f"{name}.q_norm.weight"),
             k_norm=self.replicated(layers, f"{name}.k_norm.weight"),
             o_proj=self.linear(layers, f"{name}.o_proj"),
+            cache_scales=self.scales(layers),
         )
+
+    def scales(self, layers: Sequence[int]) -> Array | None:
+        """Of keys and values, the same on every rank."""
+        if self.cache_scales is None:
+            return None
+        rows = [self.cache_scales(layer) for layer in layers]
+        return self.placement.replicate(np.asarray(rows, np.float32))
 
     def mlp(self, layers: Sequence[int]) -> MLPStack:
         return MLPStack(
@@ -234,7 +267,7 @@ def _check_formats(source: TensorSource, config: ModelConfig) -> None:
     """Refuses formats that a fused site can't hold, before anything is placed.
 
     Raises:
-      CheckpointError: siblings of one site stored in different formats, or quantised GDN gates.
+      CheckpointError: siblings of one site stored in different formats.
     """
     for layer in range(config.num_hidden_layers):
         for site in _FUSED_SITES:
@@ -246,21 +279,17 @@ def _check_formats(source: TensorSource, config: ModelConfig) -> None:
                     f"{shown}; tensors that are multiplied together must be stored in one format: "
                     "use an export that quantises all of them or none."
                 )
-            if site[0] == _DENSE_SITE and NVFP4Tensor in kinds.values():
-                raise CheckpointError(
-                    f"{shown}; quantised GDN gates aren't implemented yet: use an export that leaves "
-                    "in_proj_a and in_proj_b dense."
-                )
 
 
 def _signatures(source: TensorSource, config: ModelConfig) -> list[tuple[LayerKind, Any]]:
-    """Per layer its kind and the formats of its tensors."""
-    formats: dict[str, list[tuple[str, str]]] = {}
+    """Per layer its kind and the formats of its tensors; those of the gates don't matter."""
+    formats: dict[str, list[tuple[str, str, str]]] = {}
     for name in source.names:
         kind = source.kind(name)
         if name.startswith("layers.") and kind is not None:
             _, layer, leaf = name.split(".", 2)
-            formats.setdefault(layer, []).append((leaf, kind.__name__))
+            if leaf.removesuffix(".weight") not in _GATES:
+                formats.setdefault(layer, []).append((leaf, kind.__name__, source.variant(name)))
     return [(k, tuple(sorted(formats.get(str(i), ())))) for i, k in enumerate(config.layer_types)]
 
 
@@ -273,6 +302,7 @@ def build_params(
     loops: Loops,
     placement: Placement | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    cache_scales: CacheScales | None = None,
 ) -> Params:
     """Places a checkpoint, site by site: every rank's piece of a weight is fused and packed on its own.
 
@@ -287,9 +317,10 @@ def build_params(
       loops: which layer loops run on the device.
       placement: the devices; the first local one if it isn't given.
       progress: called with the checkpoint bytes of each finished site.
+      cache_scales: of keys and values as they lie in a float8 cache; None for a cache that holds them as they are.
 
     Raises:
-      CheckpointError: formats that a fused site can't hold; nothing has been placed then.
+      CheckpointError: formats that a fused site can't hold, when nothing has been placed yet; or values that no format has.
       EngineError: a tensor can't be split over that many ranks.
     """
     placement = placement or Placement((jax.local_devices()[0],))
@@ -298,7 +329,7 @@ def build_params(
     if source.ranks != placement.size:
         raise ValueError(f"tensors cut for {source.ranks} ranks, {placement.size} devices")
     _check_formats(source, config)
-    builder = _Builder(source, config, route, dtype, placement, progress)
+    builder = _Builder(source, config, route, dtype, placement, progress, cache_scales)
     plans = plan_segments(_signatures(source, config))
     segments = tuple(builder.segment(plan, loops) for plan in plans)
     embed = builder.vocabulary("embed_tokens.weight")

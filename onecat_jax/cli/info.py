@@ -5,7 +5,7 @@ Reads headers, no weights.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onecat_jax.cli.options import MODEL_HELP, add_engine_options, engine_arguments
@@ -62,11 +62,13 @@ def render(report: Mapping[str, Any]) -> str:
         f"{_count(report['mtp_parameters'])}",
         f"  files          {report['files']}, {gib(report['file_bytes'])}",
         "  quantisation   " + (_words(quantization) if quantization else "none"),
+        *_cache_lines(report["cache_scales"]),
         "",
         f"  {'group':<22}{'parameters':>12}{'in files':>12}{on:>12}  formats",
         *(_group_line(group) for group in report["groups"]),
         "",
-        *(_v100_line(bound, ranks) for bound in report["v100"]),
+        *(_v100_line(bound) for bound in report["v100"]),
+        f"  (V100: JAX's pool is {report['pool_fraction']:.0%} of the card, XLA_PYTHON_CLIENT_MEM_FRACTION)",
         "",
         *_plan_lines(report["plan"], report["request"]),
     ]
@@ -77,8 +79,24 @@ def _words(quantization: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in quantization.items() if value)
 
 
+def _cache_lines(scales: Mapping[str, Any] | None) -> list[str]:
+    if scales is None:
+        return []
+    ranges = ", ".join(f"{what} {_range(scales[what])}" for what in ("keys", "values"))
+    used = "used" if scales["used"] else f"not used by this {scales['cache']} cache"
+    return [f"  cache scales   stored for {scales['layers']} layers: {ranges}; {used}"]
+
+
+def _range(bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
 def _group_line(group: Mapping[str, Any]) -> str:
-    formats = ", ".join(f"{count} {form}" for form, count in group["formats"].items())
+    formats = ", ".join(
+        f"{count} {form} ({gib(group['format_bytes'][form])})"
+        for form, count in group["formats"].items()
+    )
     return (
         "  "
         f"{group['name']:<22}{_count(group['parameters']):>12}{gib(group['file_bytes']):>12}{gib(group['device_bytes']):>12} "
@@ -86,9 +104,11 @@ def _group_line(group: Mapping[str, Any]) -> str:
     )
 
 
-def _v100_line(bound: Mapping[str, Any], ranks: int) -> str:
-    count = "one GPU" if ranks == 1 else f"{ranks} GPUs"
+def _v100_line(bound: Mapping[str, Any]) -> str:
+    count = "one GPU" if bound["ranks"] == 1 else f"{bound['ranks']} GPUs"
     name = f"  V100 {bound['gib']} GB, {count}, float16: "
+    if bound["reason"]:
+        return f"{name}no, {bound['reason']}"
     if not bound["max_model_len_one_request"]:
         return name + "the model doesn't fit"
     each = f", {bound['max_num_seqs']} requests up to {bound['max_model_len_each']} tokens each"

@@ -1,7 +1,7 @@
 """What `onecat info` knows about a checkpoint, as plain values. Reads headers, no weights."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -9,18 +9,19 @@ import numpy as np
 
 from onecat_jax.config import EngineConfig
 from onecat_jax.errors import CapacityError
+from onecat_jax.loading.cache_scales import find_cache_scales
+from onecat_jax.loading.cards import V100_MIB, pool_fraction, v100_bound
 from onecat_jax.loading.checkpoint import Checkpoint
-from onecat_jax.loading.device_memory import DeviceMemory
 from onecat_jax.loading.formats import Source
-from onecat_jax.loading.memory_plan import PlanRequest, largest, requirements
+from onecat_jax.loading.memory_plan import KV_STORAGE, PlanRequest
 from onecat_jax.loading.planning import plan_memory, plan_request
 from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.loading.sources import find_sources
-from onecat_jax.loading.weight_sizes import device_bytes, group_of
+from onecat_jax.loading.weight_sizes import group_of
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.registry import resolve
 
-_V100_GIB = (16, 32)
+_V100_RANKS = (1, 2, 4)
 
 
 def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
@@ -49,7 +50,9 @@ def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
         "file_bytes": sum(info.nbytes for info in checkpoint.tensors.values()),
         "quantization": _quantization(checkpoint),
         "groups": _groups(checkpoint, sources, request),
-        "v100": [_v100(config, sources, engine, size) for size in _V100_GIB],
+        "cache_scales": _cache_scales(checkpoint, request),
+        "v100": _v100(config, sources, engine),
+        "pool_fraction": pool_fraction(),
         "request": asdict(request),
         "plan": _plan(engine, config, sources, device),
     }
@@ -73,43 +76,58 @@ def _quantization(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return {"method": record.get("quant_method"), "algorithm": algorithm, "kv_cache": kv}
 
 
+def _cache_scales(checkpoint: Checkpoint, request: PlanRequest) -> dict[str, Any] | None:
+    """Stored scales of a float8 cache, and whether this cache is one; None if none are stored."""
+    layers = find_cache_scales(checkpoint).layers
+    if not layers:
+        return None
+    keys, values = zip(*layers.values(), strict=True)
+    return {
+        "layers": len(layers),
+        "keys": [min(keys), max(keys)],
+        "values": [min(values), max(values)],
+        "cache": request.kv_dtype,
+        "used": request.kv_dtype in KV_STORAGE,
+    }
+
+
 def _groups(
     checkpoint: Checkpoint, sources: Mapping[str, Source], request: PlanRequest
 ) -> list[dict[str, Any]]:
-    """Per group: parameters, tensors of each format, bytes in the files and on each device."""
+    """Per group: parameters, bytes in the files and on each device, and of each format tensors and bytes on each device."""
     groups: dict[str, dict[str, Any]] = {}
+    sizes = request.sizes.of(sources)
     for name, source in sources.items():
         row = groups.setdefault(
             group_of(name, source),
-            {"parameters": 0, "formats": {}, "file_bytes": 0, "device_bytes": 0},
+            {
+                "parameters": 0,
+                "formats": {},
+                "format_bytes": {},
+                "file_bytes": 0,
+                "device_bytes": 0,
+            },
         )
         stored = [checkpoint.tensors[part] for part in source.parts]
-        form = source.format if source.format != "dense" else stored[0].dtype
+        form = str(source.storage) if source.format != "dense" else stored[0].dtype
         row["parameters"] += _size(source)
         row["formats"][form] = row["formats"].get(form, 0) + 1
+        row["format_bytes"][form] = row["format_bytes"].get(form, 0) + sizes[name]
         row["file_bytes"] += sum(info.nbytes for info in stored)
-        row["device_bytes"] += device_bytes(name, source, request.compute_itemsize, request.ranks)
+        row["device_bytes"] += sizes[name]
     return [{"name": name, **row} for name, row in groups.items()]
 
 
 def _v100(
-    config: ModelConfig, sources: Mapping[str, Source], engine: EngineConfig, size: int
-) -> dict[str, Any]:
-    """Context bounds in float16 on as many V100s as ranks: of a single request, and of max_num_seqs at once."""
-    limit = config.max_position_embeddings
-    wanted = replace(engine, dtype="float16", max_model_len=limit)
-    request = plan_request(wanted, config, "gpu")
-    name = f"V100 {size} GB"
-    memory = DeviceMemory(int(size * 2**30 * engine.gpu_memory_utilization), name, "nominal size")
-    needs = requirements(config, sources, request)
-    single = largest(needs.with_request("max_num_seqs", 1), memory, "max_model_len", limit)
-    pages = max(needs.pages_within(memory.available) - 1, 0)
-    return {
-        "gib": size,
-        "max_model_len_one_request": single,
-        "max_model_len_each": min(pages // request.max_num_seqs * request.block_size, limit),
-        "max_num_seqs": request.max_num_seqs,
-    }
+    config: ModelConfig, sources: Mapping[str, Source], engine: EngineConfig
+) -> list[dict[str, Any]]:
+    """Bounds on one, two and four cards, and on as many as the engine is asked for."""
+    counts = sorted({*_V100_RANKS, engine.tensor_parallel_size})
+    return [
+        asdict(v100_bound(config, sources, engine, size, ranks))
+        for size in V100_MIB
+        for ranks in counts
+    ]
 
 
 def _plan(

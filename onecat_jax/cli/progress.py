@@ -7,11 +7,14 @@ from typing import TextIO
 Progress = Callable[[str, int, int], None]
 
 
+_BYTES = ("loading weights",)  # what is counted in bytes, which are shown as kB, MB and GB
+
+
 def terminal_progress(stream: TextIO | None = None, unit: str = "it") -> Progress | None:
     """A callable (what, done, total) that draws on a terminal; None if `stream` (default stderr) is none.
 
     Args:
-      unit: of done and total; "B" for bytes, which are shown as kB, MB and GB.
+      unit: of done and total, where they aren't known to be bytes; "B" for bytes.
     """
     stream = sys.stderr if stream is None else stream
     return _Bar(stream, unit) if stream.isatty() else None
@@ -30,9 +33,9 @@ class _Bar:
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._bar is None or self._bar.total != total:
             self._close()
-            scale = self._unit == "B"
+            unit = "B" if what in _BYTES else self._unit
             self._bar = self._make(
-                total=total, file=self._stream, leave=False, unit=self._unit, unit_scale=scale
+                total=total, file=self._stream, leave=False, unit=unit, unit_scale=unit == "B"
             )
         self._bar.set_description(what, refresh=False)
         self._bar.n = done

@@ -9,8 +9,11 @@ from jax import Array
 
 from onecat_jax.config import EngineConfig
 from onecat_jax.loading import Checkpoint
+from onecat_jax.loading.cache_scales import find_cache_scales
+from onecat_jax.loading.formats import Source
 from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.loading.sources import find_sources
+from onecat_jax.loading.weight_sizes import format_on_device
 from onecat_jax.model_loader import load_model
 from onecat_jax.models import registry
 from onecat_jax.models.qwen3_5 import ForwardOptions, ModelConfig, Params
@@ -31,7 +34,8 @@ class Model:
       vocab_size: ids from here on are padding of the embedding table and never sampled.
       banned: ranges [first, end) of further ids that are never sampled: ids without a token, mask placeholders.
       eos_ids: ids that end a sequence unless the settings ignore them.
-      nvfp4: canonical names of the quantised weights.
+      quantised: (canonical name, format) of the weights that lie quantised on the devices.
+      cache_scales: whether the checkpoint stores scales of a float8 cache, which functions on weights and states don't apply.
     """
 
     forward: ForwardOptions
@@ -39,7 +43,8 @@ class Model:
     vocab_size: int
     banned: Ranges
     eos_ids: tuple[int, ...]
-    nvfp4: frozenset[str]
+    quantised: frozenset[tuple[str, str]]
+    cache_scales: bool = False
 
     @property
     def config(self) -> ModelConfig:
@@ -121,9 +126,20 @@ def load(
         vocab_size=size,
         banned=_ranges(tokenizer.banned_mask(size)),
         eos_ids=tokenizer.eos_ids,
-        nvfp4=frozenset(name for name, source in sources.items() if source.format == "nvfp4"),
+        quantised=quantised(sources),
+        cache_scales=not find_cache_scales(checkpoint).trivial,
     )
     return described, loaded.params
+
+
+def quantised(sources: Mapping[str, Source]) -> frozenset[tuple[str, str]]:
+    """(canonical name, what it is on a device) of everything that isn't dense there."""
+    found = ((name, format_on_device(name, source), source) for name, source in sources.items())
+    return frozenset(
+        (name, f"{form.upper()} {source.variant}".rstrip())
+        for name, form, source in found
+        if form != "dense"
+    )
 
 
 def _ranges(mask: np.ndarray) -> Ranges:

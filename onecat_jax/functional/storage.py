@@ -18,10 +18,15 @@ def kv_storage(name: str, model: Model) -> str:
     """The array dtype behind a kv_cache_dtype.
 
     Raises:
-      RequestError: it is unknown.
+      RequestError: it is unknown, or a float8 one for a checkpoint that stores scales for it.
     """
     if name not in KV_DTYPES:
         raise RequestError(f"kv_cache_dtype is {name!r}; it must be one of {', '.join(KV_DTYPES)}.")
+    if name in KV_STORAGE and model.cache_scales:
+        raise RequestError(
+            f"kv_cache_dtype is {name!r}, and the checkpoint stores scales for such a cache, which only LLM applies; use "
+            "'auto', 'float16' or 'float32'."
+        )
     return model.dtype if name == "auto" else KV_STORAGE.get(name, name)
 
 

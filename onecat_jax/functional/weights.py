@@ -10,7 +10,7 @@ import numpy as np
 from onecat_jax.config import EngineConfig
 from onecat_jax.errors import CheckpointError
 from onecat_jax.functional.arguments import described
-from onecat_jax.functional.model import Model
+from onecat_jax.functional.model import Model, quantised
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.dtypes import DTYPES
 from onecat_jax.loading.formats import Source
@@ -32,6 +32,9 @@ class _Arrays:
     def array(self, name: str) -> np.ndarray:
         """On the host, fetched when asked for."""
         return np.asarray(self.named[name])
+
+    def will_read(self, name: str) -> None:
+        """Nothing: fetching ahead would hold two sites on the host."""
 
 
 def build_params(model: Model, named: Mapping[str, Any]) -> Params:
@@ -87,11 +90,12 @@ def _info(name: str, array: Any) -> TensorInfo:
 
 
 def _check_formats(sources: Mapping[str, Source], model: Model) -> None:
-    found = {name for name, source in sources.items() if source.format == "nvfp4"}
-    wrong = sorted(name for name in found ^ model.nvfp4 if not name.startswith("mtp."))
+    given, loaded = dict(quantised(sources)), dict(model.quantised)
+    names = sorted(given.keys() | loaded.keys())
+    wrong = [n for n in names if given.get(n) != loaded.get(n) and not n.startswith("mtp.")]
     if wrong:
-        given, loaded = ("NVFP4", "dense") if wrong[0] in found else ("dense", "NVFP4")
+        here, there = (formats.get(wrong[0], "dense") for formats in (given, loaded))
         raise CheckpointError(
-            f"{wrong[0]} is {given} here and {loaded} in the loaded model ({len(wrong)} tensors differ): the weights would be "
+            f"{wrong[0]} is {here} here and {there} in the loaded model ({len(wrong)} tensors differ): the weights would be "
             "another tree and functions would be traced anew; load a checkpoint of the format that the weights have."
         )

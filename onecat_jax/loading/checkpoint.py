@@ -1,7 +1,7 @@
 """A checkpoint folder: its configuration files and which file holds which tensor."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from onecat_jax.loading.safetensors_file import SafetensorsFile, TensorInfo
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+HF_QUANT = "hf_quant_config.json"
+_SHARED = ("quantized_layers", "kv_cache_quant_algo")  # what may stand in that file only
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Checkpoint:
         """A tensor in its file dtype: a read-only view of it, read from disk when it is used."""
         return self.files[self.tensors[name].file].array(name)
 
+    def will_read(self, names: Iterable[str]) -> None:
+        """Tells the system that these tensors are used next, so that it fetches them from disk in the meantime."""
+        for name in names:
+            self.files[self.tensors[name].file].will_read(name)
+
 
 def _check_folder(root: Path) -> None:
     if not os.path.isdir(root):
@@ -101,17 +108,31 @@ def _quantization(root: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, A
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     record = config.get("quantization_config") or inner
     source = "config.json"
-    other = read_optional_json(root / "hf_quant_config.json").get("quantization")
+    other = read_optional_json(root / HF_QUANT).get("quantization")
     if record is None and other is not None:
-        source = "hf_quant_config.json"
+        source = HF_QUANT
         record = {"quant_method": "modelopt", **other} if isinstance(other, dict) else other
     if record is not None and not isinstance(record, dict):
         raise CheckpointError(
             f"{root / source}: the quantisation record is {record!r}, an object is needed"
         )
-    if isinstance(record, dict) and isinstance(other, dict) and "quantized_layers" in other:
-        record = {"quantized_layers": other["quantized_layers"], **record}
+    if isinstance(record, dict) and isinstance(other, dict):
+        _check_alike(root, record, other)
+        shared = {key: other[key] for key in _SHARED if other.get(key)}
+        record = shared | {
+            key: value for key, value in record.items() if value or key not in shared
+        }
     return record, source
+
+
+def _check_alike(root: Path, record: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Both files of a ModelOpt export must name one algorithm."""
+    named = [str(found["quant_algo"]) for found in (record, other) if found.get("quant_algo")]
+    if len({name.upper() for name in named}) > 1:
+        raise CheckpointError(
+            f"{root}: quant_algo is {named[0]!r} in config.json and {named[1]!r} in {HF_QUANT}; the files don't belong "
+            "together, download both again"
+        )
 
 
 def _open_weights(root: Path) -> tuple[dict[str, TensorInfo], dict[Path, SafetensorsFile]]:

@@ -12,13 +12,14 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.errors import CapacityError
 from onecat_jax.loading.device_memory import DeviceMemory
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.weight_sizes import (
     MTP,
     WEIGHT_GROUPS,
-    device_bytes,
+    DeviceSizes,
     group_of,
     largest_slab,
 )
@@ -43,6 +44,7 @@ class PlanRequest:
     kv_dtype: str = "float32"
     mtp: bool = False  # whether the MTP head is placed on the device
     ranks: int = 1  # devices that share the model by tensor parallelism
+    policy: Policy = Policy()  # which layouts weights are packed for
 
     @property
     def pages_per_request(self) -> int:
@@ -51,6 +53,11 @@ class PlanRequest:
     @property
     def compute_itemsize(self) -> int:
         return jnp.dtype(self.compute_dtype).itemsize
+
+    @property
+    def sizes(self) -> DeviceSizes:
+        """What weights take."""
+        return DeviceSizes(self.compute_dtype, self.ranks, self.policy)
 
     @property
     def kv_storage(self) -> jnp.dtype:
@@ -176,9 +183,8 @@ def requirements(
     """
     placed = {n: s for n, s in sources.items() if group_of(n, s) != MTP or request.mtp}
     weights = dict.fromkeys(WEIGHT_GROUPS, 0)
-    for name, source in placed.items():
-        size = device_bytes(name, source, request.compute_itemsize, request.ranks)
-        weights[group_of(name, source)] += size
+    for name, size in request.sizes.of(placed).items():
+        weights[group_of(name, placed[name])] += size
     slab = largest_slab(placed, request.ranks) * request.compute_itemsize
     return Requirements(config, request, weights, slab)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import jax
 
 from onecat_jax.config import EngineConfig
+from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.loading.device_memory import DeviceMemory, device_memory
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.memory_plan import MemoryPlan, PlanRequest, fit, largest, requirements
@@ -40,8 +41,15 @@ def plan_memory(
     return fit(requirements(config, sources, request), memory)
 
 
-def plan_request(engine: EngineConfig, config: ModelConfig, platform: str) -> PlanRequest:
-    """The arguments that decide memory, "auto" resolved."""
+def plan_request(
+    engine: EngineConfig, config: ModelConfig, platform: str, target: Target | None = None
+) -> PlanRequest:
+    """The arguments that decide memory, "auto" resolved.
+
+    Args:
+      platform: of the devices.
+      target: what weights are packed for, if that isn't this process's default device.
+    """
     compute = engine.compute_dtype(platform)
     return PlanRequest(
         max_model_len=engine.max_model_len or config.max_position_embeddings,
@@ -51,6 +59,7 @@ def plan_request(engine: EngineConfig, config: ModelConfig, platform: str) -> Pl
         compute_dtype=compute,
         kv_dtype=compute if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
         ranks=engine.tensor_parallel_size,
+        policy=Policy(engine.backend, engine.strict, target),
     )
 
 

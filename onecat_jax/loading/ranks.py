@@ -44,8 +44,9 @@ def _cut_groups(sources: Mapping[str, Source], ranks: int, odd: set[str]) -> dic
     for name, source in sources.items():
         axes = {section.axis for axis in source.spec.axes for section in axis}
         kind = ".".join(name.split(".")[-3:])
-        if source.format != "nvfp4" or name.startswith("mtp.") or axes & odd or kind in found:
+        grain = source.grain
+        if grain is None or name.startswith("mtp.") or axes & odd or kind in found:
             continue
-        if reason := cuts_groups(name, source.spec, ranks):
+        if reason := cuts_groups(name, source.spec, ranks, grain):
             found[kind] = reason
     return found

@@ -94,6 +94,18 @@ class SafetensorsFile:
         view.flags.writeable = False
         return view
 
+    def will_read(self, name: str) -> None:
+        """Starts fetching a tensor from disk without waiting for it.
+
+        Raises:
+          KeyError: the file holds no such tensor.
+        """
+        info = self.tensors[name]
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        length = min(info.offset + info.nbytes, len(self._map)) - start
+        if hasattr(mmap, "MADV_WILLNEED") and length > 0:
+            self._map.madvise(mmap.MADV_WILLNEED, start, length)
+
 
 def _read_header(path: Path) -> tuple[int, bytes]:
     """Size of the file and the bytes of its JSON header."""

@@ -3,11 +3,15 @@
 from collections.abc import Iterable, Mapping
 
 from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.cache_scales import CACHE_SCALES
 from onecat_jax.loading.checkpoint import Checkpoint
-from onecat_jax.loading.formats import IGNORED_SUFFIXES, Mismatch, Parts, Source, parts_of, source
+from onecat_jax.loading.formats import Mismatch, Parts, QuarkSource, Source, parts_of, source
 from onecat_jax.loading.names import canonical_index
 from onecat_jax.loading.quantization import Rules, read_rules
-from onecat_jax.models.spec import TensorSpecs
+from onecat_jax.models.spec import TensorSpec, TensorSpecs
+
+IGNORED = frozenset({"input_scale", "input_global_scale", "q_scale", "prob_scale"})
+"""Last words of names of activations' scales: weights that are multiplied in floating point don't need them."""
 
 _LISTED = 5
 
@@ -19,10 +23,10 @@ def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source
     Raises:
       CheckpointError: tensors are missing, unknown, of a wrong shape or dtype, of a format that
         isn't implemented, or contradict the quantisation record; one error names up to five of
-        them.
+        them. Or the record is one that can't be understood.
     """
     index = canonical_index(checkpoint.tensors)
-    rules = read_rules(checkpoint.quantization)
+    rules = read_rules(checkpoint.quantization, checkpoint.quantization_file)
     found: dict[str, Source] = {}
     problems: list[str] = []
     used: set[str] = set()
@@ -30,8 +34,7 @@ def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source
         parts = parts_of(name, spec, index, checkpoint.tensors)
         used.update(part.name for part in parts.values())
         try:
-            found[name] = source(name, spec, parts)
-            _cross_check(name, found[name], parts, rules, checkpoint.quantization_file)
+            found[name] = _source(checkpoint, name, spec, parts, rules)
         except Mismatch as mismatch:
             problems.append(str(mismatch))
     problems += _unknown(checkpoint, index, specs, used)
@@ -60,15 +63,44 @@ def _wanted(index: Mapping[str, str], specs: TensorSpecs) -> TensorSpecs:
     }
 
 
-def _cross_check(name: str, found: Source, parts: Parts, rules: Rules, file: str) -> None:
+def _source(
+    checkpoint: Checkpoint, name: str, spec: TensorSpec, parts: Parts, rules: Rules
+) -> Source:
+    found = source(name, spec, parts)
+    if isinstance(found, QuarkSource):
+        found = _with_packing(name, found, parts, rules)
+    _cross_check(name, found, parts, rules)
+    return found.settled(checkpoint.array)
+
+
+def _with_packing(name: str, found: QuarkSource, parts: Parts, rules: Rules) -> QuarkSource:
+    packing = rules.packing(_module(name))
+    if packing is None:
+        _, why = rules.expected(_module(name))
+        said = f"{rules.file} ({rules.method}) says {why}" if why else "there is no such record"
+        raise Mismatch(
+            f"{parts['weight']} is Quark INT4, whose order of nibbles and sign only a quantisation record tells, but {said}"
+        )
+    return found.packed(packing)
+
+
+def _cross_check(name: str, found: Source, parts: Parts, rules: Rules) -> None:
     """An MTP head may be dense without being listed: exporters that never load it don't know it."""
     if found.spec.kind != "linear":
         return
-    expected, why = rules.expected(name.removesuffix(".weight"))
-    if expected in ("", found.format) or (found.format == "dense" and name.startswith("mtp.")):
+    expected, why = rules.expected(_module(name))
+    if expected is None or found.agrees(expected):
+        return
+    if found.format == "dense" and (name.startswith("mtp.") or _module(name) in rules.free):
         return
     weight = next(part for part in parts.values() if part.name == found.weight)
-    raise Mismatch(f"{weight} is stored as {found.format}, but {file} ({rules.method}) says {why}")
+    raise Mismatch(
+        f"{weight} is stored as {found.storage}, but {rules.file} ({rules.method}) says {why}"
+    )
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
 
 
 def _unknown(
@@ -81,7 +113,8 @@ def _unknown(
     known = {name.split(".")[0] for name in specs}
     optional = {"lm_head", "mtp"} - known
     for name, stored in index.items():
-        if stored in used or name.split(".")[0] in optional or name.endswith(IGNORED_SUFFIXES):
+        last = name.rpartition(".")[2]
+        if stored in used or name.split(".")[0] in optional or last in IGNORED | CACHE_SCALES:
             continue
         info = checkpoint.tensors[stored]
         yield f"{stored} ({info.file.name}, {info.dtype} {list(info.shape)}) is unknown"

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from onecat_jax.loading.checkpoint import Checkpoint
+from onecat_jax.loading.checkpoint_tensors import CheckpointTensors
 from onecat_jax.loading.formats import Source
-from onecat_jax.loading.loader import host_tensors
 from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.tensors import OrbaxTensors, canonical_arrays
-from onecat_jax.models.tensors import HostTensors, TensorSource
+from onecat_jax.models.tensors import TensorSource
 
 
 def tensor_source(
@@ -16,9 +16,9 @@ def tensor_source(
     """The tensors of a checkpoint, cut for so many ranks.
 
     Raises:
-      CheckpointError: a quantisation scale is bad, or a converted checkpoint's manifest lists other arrays than the model has.
+      CheckpointError: a converted checkpoint's manifest lists other arrays than the model has. Bad scales are found when a
+        tensor is asked for.
     """
     if isinstance(checkpoint, OrbaxCheckpoint):
         return OrbaxTensors(checkpoint, sources, canonical_arrays(checkpoint, sources), ranks)
-    specs = {name: source.spec for name, source in sources.items()}
-    return HostTensors(host_tensors(checkpoint, sources), specs, ranks)
+    return CheckpointTensors(checkpoint, sources, ranks)

@@ -5,15 +5,15 @@ from typing import Literal
 
 import numpy as np
 
-from onecat_jax.custom_calls.linear.weights import DenseTensor, NVFP4Tensor
+from onecat_jax.custom_calls.linear import DenseTensor, FP8Tensor
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source
-from onecat_jax.loading.loader import host_tensor
 
 Finding = tuple[Literal["ok", "warn", "fail"], str]
 
 _CHUNK = 1 << 24  # elements looked at together
+_E4M3_NAN = 0x7F  # below the sign
 _FLOAT16_MAX = 65504.0
 _MAGNITUDES = {
     # dtype: (bits, mask of the magnitude, the first that isn't finite, the first beyond float16)
@@ -26,21 +26,33 @@ _MAGNITUDES = {
 def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tuple[str, Finding]]:
     """Reads tensor after tensor and yields (canonical name, finding).
 
-    Scales that loading refuses (`host_tensor`), weights that aren't finite, and arrays of a converted
+    Scales that loading refuses (`Source.read`), weights that aren't finite, and arrays of a converted
     checkpoint that can't be read or have another checksum fail. A dense matrix
     with values beyond float16 is a warning: it can't be computed with in float16.
     """
     for name, source in sources.items():
         try:
-            tensor = host_tensor(checkpoint, source)
+            tensor = source.read(checkpoint.array)
         except (Mismatch, CheckpointError) as error:
             yield name, ("fail", str(error))
             continue
-        dense = tensor.weight if isinstance(tensor, DenseTensor) else tensor
-        yield (
-            name,
-            ("ok", "") if isinstance(dense, NVFP4Tensor) else _dense(checkpoint, source, dense),
-        )
+        if isinstance(tensor, FP8Tensor):
+            yield name, _fp8(checkpoint, source, tensor)
+        elif isinstance(tensor, DenseTensor | np.ndarray):
+            dense = tensor.weight if isinstance(tensor, DenseTensor) else tensor
+            yield name, _dense(checkpoint, source, dense)
+        else:
+            yield name, ("ok", "")
+
+
+def _fp8(checkpoint: Checkpoint, source: Source, tensor: FP8Tensor) -> Finding:
+    flat = tensor.codes.reshape(-1)
+    starts = range(0, flat.size, _CHUNK)
+    bad = sum(int(((flat[at : at + _CHUNK] & 0x7F) == _E4M3_NAN).sum()) for at in starts)
+    if not bad:
+        return "ok", ""
+    file = checkpoint.tensors[source.weight].file.name
+    return "fail", f"{source.weight} ({file}) holds {bad} values that are NaN"
 
 
 def _dense(checkpoint: Checkpoint, source: Source, weight: np.ndarray) -> Finding:

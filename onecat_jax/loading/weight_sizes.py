@@ -1,16 +1,28 @@
 """Bytes of a checkpoint's tensors as they will lie on a device, from headers alone."""
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
 
-from onecat_jax.loading.formats import Source
+import jax.numpy as jnp
+
+from onecat_jax.custom_calls.dispatch import PLAIN, Policy
+from onecat_jax.custom_calls.linear.packing import K_MULTIPLES, packed_shape, physical_rows
+from onecat_jax.custom_calls.linear.routes import (
+    LAYOUT_OF_ROUTE,
+    PACKED_ROUTES,
+    LinearDescriptor,
+)
+from onecat_jax.custom_calls.linear.weights import BLOCK, GROUP
+from onecat_jax.loading.dtypes import DTYPES
+from onecat_jax.loading.formats import Format, FP8Source, INT4Source, Source
 from onecat_jax.models.slices import local_shape
 
 EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
 SMALL, MTP = "norms and small", "MTP head"
 WEIGHT_GROUPS = (EMBEDDING, GDN, ATTENTION, MLP, SMALL, MTP)
 
-_DENSE_ON_DEVICE = ("in_proj_a", "in_proj_b")  # read in the compute dtype whatever stores them
+_DENSE_ON_DEVICE = ("in_proj_a", "in_proj_b")  # decoded when they are loaded, whatever stores them
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("in_proj_qkv", "in_proj_z"), ("gate_proj", "up_proj"))
 
 
@@ -25,28 +37,114 @@ def group_of(name: str, source: Source) -> str:
     return GDN if ".linear_attn." in name else ATTENTION if ".self_attn." in name else MLP
 
 
-def device_bytes(name: str, source: Source, itemsize: int, ranks: int = 1) -> int:
-    """Bytes of one tensor on each of several devices; small tensors are kept in float32.
+def format_on_device(name: str, source: Source) -> Format:
+    """How a tensor lies on a device."""
+    gate = name.removesuffix(".weight").endswith(_DENSE_ON_DEVICE)
+    return "dense" if gate else source.format
 
-    Raises:
-      EngineError: it doesn't divide.
+
+@dataclass(frozen=True)
+class DeviceSizes:
+    """Bytes on each of several devices.
+
+    Attributes:
+      dtype: compute dtype, in which dense matrices are stored.
+      ranks: devices that share the model.
+      policy: which layouts quantised weights are packed for.
     """
-    shape = local_shape(source.spec, ranks)
-    size = prod(shape)
-    if source.spec.kind == "vector":
-        return 4 * size
-    if source.format == "nvfp4" and not name.removesuffix(".weight").endswith(_DENSE_ON_DEVICE):
-        return size // 2 + size // 16 + 4 * shape[0]
-    return itemsize * size
+
+    dtype: str
+    ranks: int = 1
+    policy: Policy = Policy()
+
+    def of(self, sources: Mapping[str, Source]) -> dict[str, int]:
+        """Bytes of every tensor, by name. What a fused site needs beyond its tensors is counted with the last of them.
+
+        Raises:
+          EngineError: a tensor doesn't divide.
+        """
+        sizes: dict[str, int] = {}
+        for names in _sites(sources).values():
+            members = [sources[name] for name in names]
+            if {format_on_device(name, sources[name]) for name in names} != {"dense"}:
+                total = self._quantised(members)
+                sizes |= _shared(names, [s.spec.shape[0] for s in members], total)
+                continue
+            for name, source in zip(names, members, strict=True):
+                sizes[name] = self._dense(source)
+        return sizes
+
+    def _dense(self, source: Source) -> int:
+        """Small tensors are kept in float32."""
+        itemsize = 4 if source.spec.kind == "vector" else jnp.dtype(self.dtype).itemsize
+        return itemsize * prod(local_shape(source.spec, self.ranks))
+
+    def _quantised(self, site: Sequence[Source]) -> int:
+        """Codes, scales and the rest of siblings that are packed together."""
+        shapes = [local_shape(source.spec, self.ranks) for source in site]
+        n, k = sum(rows for rows, _ in shapes), shapes[0][1]
+        form = site[0].format
+        layout = self._layout(form, n, k)
+        rows = n if layout == "rows" else physical_rows(n)
+        if form == "fp8":
+            blocked = any(isinstance(s, FP8Source) and s.blocked for s in site)
+            return _bytes("fp8 codes", n, k, layout) + 4 * rows * (-(-k // BLOCK) if blocked else 1)
+        if form == "int4":
+            int4 = [source for source in site if isinstance(source, INT4Source)]
+            return _bytes("int4 codes", n, k // 2, layout) + _int4_groups(int4, rows, k, layout)
+        codes = _bytes("nvfp4 codes", n, k // 2, layout)
+        return codes + _bytes("nvfp4 scales", n, k // GROUP, layout) + 4 * rows
+
+    def _layout(self, form: Format, n: int, k: int) -> str:
+        """The layout that `LinearRoute.plan` will choose; asked without a trace in the report of routes."""
+        if form == "dense" or self.policy.backend == PLAIN:
+            return "rows"
+        target = self.policy.resolved_target()
+        descriptor = LinearDescriptor(form, n, k, self.dtype)
+        fitting = (c.name for c in PACKED_ROUTES if c.decline(descriptor, target) is None)
+        return LAYOUT_OF_ROUTE[next(fitting, PLAIN)]
+
+
+def _sites(sources: Mapping[str, Source]) -> dict[str, list[str]]:
+    """Names by the site that they are packed in; siblings of unlike formats, which loading refuses, each by itself."""
+    sites: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        parent, _, leaf = name.removesuffix(".weight").rpartition(".")
+        first = next((group[0] for group in _FUSED if leaf in group), leaf)
+        key = f"{parent}.{first} {format_on_device(name, source)}"
+        sites.setdefault(key, []).append(name)
+    return sites
+
+
+def _shared(names: Sequence[str], rows: Sequence[int], total: int) -> dict[str, int]:
+    """A site's bytes dealt out by rows."""
+    shares = [total * n // sum(rows) for n in rows]
+    shares[-1] += total - sum(shares)
+    return dict(zip(names, shares, strict=True))
+
+
+def _bytes(what: str, n: int, columns: int, layout: str) -> int:
+    return prod(packed_shape(what, n, columns, layout))
+
+
+def _int4_groups(site: Sequence[INT4Source], rows: int, k: int, layout: str) -> int:
+    """Scales, zero points and the order of columns, in groups that suit all siblings."""
+    group = gcd(*(source.group for source in site))
+    dtypes = {DTYPES[source.scale_dtype].itemsize for source in site}
+    alike = len({source.scale_dtype for source in site}) == 1
+    itemsize = dtypes.pop() if alike else 4
+    multiple = K_MULTIPLES.get(layout, 1)
+    groups = -(-(-(-k // multiple) * multiple) // group)
+    return rows * groups * (itemsize + 1) + 4 * k * any(source.ordered for source in site)
 
 
 def largest_slab(sources: Mapping[str, Source], ranks: int = 1) -> int:
     """Elements of the largest quantised site, fused siblings together, on each device."""
-    sites: dict[str, int] = {}
-    for name, source in sources.items():
-        if source.format != "nvfp4":
-            continue
-        parent, _, leaf = name.removesuffix(".weight").rpartition(".")
-        site = next((f"{parent}.{group[0]}" for group in _FUSED if leaf in group), name)
-        sites[site] = sites.get(site, 0) + prod(local_shape(source.spec, ranks))
-    return max(sites.values(), default=0)
+    return max(
+        (
+            sum(prod(local_shape(sources[name].spec, ranks)) for name in names)
+            for names in _sites(sources).values()
+            if format_on_device(names[0], sources[names[0]]) != "dense"
+        ),
+        default=0,
+    )

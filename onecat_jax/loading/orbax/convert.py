@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.cache_scales import find_cache_scales
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.dtypes import DTYPES
-from onecat_jax.loading.formats import Mismatch, Source
-from onecat_jax.loading.loader import host_tensor
+from onecat_jax.loading.formats import Mismatch, NVFP4Source, Source
 from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of, values_of
 from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import (
@@ -81,6 +81,7 @@ def convert(
     family = registry.resolve(checkpoint.config)
     specs = family.tensor_specs(family.read_config(checkpoint.config))
     sources = find_sources(checkpoint, specs)
+    _check_convertible(checkpoint, sources)
     arrays = {name: _arrays(checkpoint, name, source) for name, source in sources.items()}
     nbytes = sum(array.nbytes for found in arrays.values() for array in found)
     copied = _files_to_copy(checkpoint.root)
@@ -99,6 +100,21 @@ def convert(
     count = sum(map(len, arrays.values()))
     seconds = time.perf_counter() - start
     return Conversion(checkpoint.root, Path(out), len(arrays), count, nbytes, seconds)
+
+
+def _check_convertible(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+    """Refuses what the canonical form has no place for."""
+    for source in sources.values():
+        if source.format not in ("dense", "nvfp4"):
+            raise CheckpointError(
+                f"{checkpoint.root}: {source.weight} is {source.storage}, the canonical form holds dense and nvfp4 tensors; "
+                "load the export itself"
+            )
+    if not find_cache_scales(checkpoint).trivial:
+        raise CheckpointError(
+            f"{checkpoint.root} stores scales of a key/value cache, for which the canonical form has no place; load the export "
+            "itself"
+        )
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:
@@ -131,7 +147,7 @@ def _write(
     @lru_cache(maxsize=2)  # the arrays of a tensor are asked for one after the other
     def tensor(name: str) -> HostTensor:
         try:
-            return host_tensor(checkpoint, sources[name])
+            return sources[name].read(checkpoint.array)
         except Mismatch as mismatch:
             raise CheckpointError(f"{checkpoint.root}: {mismatch}") from mismatch
 
@@ -152,7 +168,8 @@ def _record(
     arrays: Sequence[CanonicalArray],
     checksums: Mapping[str, int],
 ) -> TensorRecord:
-    naming = "compressed-tensors" if source.divides else "ModelOpt"
+    divides = isinstance(source, NVFP4Source) and source.divides
+    naming = "compressed-tensors" if divides else "ModelOpt"
     dense = checkpoint.tensors[source.weight].dtype
     return TensorRecord(
         format=source.format,

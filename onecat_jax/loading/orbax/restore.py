@@ -21,7 +21,8 @@ from onecat_jax.loading.orbax.tensors import canonical_arrays
 from onecat_jax.loading.orbax.tree import nested
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.models import registry
-from onecat_jax.models.slices import refuse_cut_groups
+from onecat_jax.models.pieces import NVFP4_GRAIN
+from onecat_jax.models.slices import check_cut
 from onecat_jax.sharding import Placement
 
 _GROUP = 4 * 2**20  # bytes read together, which orbax holds twice for a moment
@@ -52,7 +53,7 @@ def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
     sources = find_sources(checkpoint, family.tensor_specs(family.read_config(checkpoint.config)))
     for name, source in sources.items():
         if source.format == "nvfp4":
-            refuse_cut_groups(name, source.spec, placement.size)
+            check_cut(name, source.spec, placement.size, NVFP4_GRAIN)
     arrays = [a for found in canonical_arrays(checkpoint, sources).values() for a in found]
     restored: dict[str, jax.Array] = {}
     reader = _Reader(checkpoint.root / ARRAYS, placement)

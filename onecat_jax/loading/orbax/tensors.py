@@ -12,11 +12,12 @@ from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.dtypes import DTYPES
 from onecat_jax.loading.formats import Mismatch, Source
-from onecat_jax.loading.loader import check_block_scales
+from onecat_jax.loading.formats.nvfp4 import check_block_scales
 from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of, tensor_of
 from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST
-from onecat_jax.models.slices import HostTensor, refuse_cut_groups
+from onecat_jax.models.pieces import NVFP4_GRAIN
+from onecat_jax.models.slices import HostTensor, check_cut
 from onecat_jax.models.tensors import Piece, TensorKind
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class OrbaxTensors:
             return NVFP4Tensor
         return DenseTensor if source.spec.kind == "linear" else np.ndarray
 
+    def variant(self, name: str) -> str:
+        return self.sources[name].variant
+
     def nbytes(self, name: str) -> int:
         return sum(array.nbytes for array in self.arrays[name] if array.axes)
 
@@ -67,7 +71,7 @@ class OrbaxTensors:
         """Begins to read a rank's part of every array of a tensor."""
         source = self.sources[name]
         if source.format == "nvfp4":
-            refuse_cut_groups(name, source.spec, self.ranks)
+            check_cut(name, source.spec, self.ranks, NVFP4_GRAIN)
         return [
             self.checkpoint.start(array.name, array.extent(rank, self.ranks))
             for array in self.arrays[name]

@@ -1,0 +1,61 @@
+"""A checkpoint of safetensors as the source of a model's weights: what a rank asks for is read when it asks."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.checkpoint import Checkpoint
+from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.models.slices import HostTensor, check_cut, cut_of
+from onecat_jax.models.tensors import Piece, TensorKind
+
+
+@dataclass(frozen=True)
+class CheckpointTensors:
+    """A `TensorSource`. Formats stored row by row are views; others are transposed piece by piece, and let go with it."""
+
+    checkpoint: Checkpoint
+    sources: Mapping[str, Source]
+    ranks: int = 1
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.sources.keys()
+
+    def kind(self, name: str) -> TensorKind | None:
+        source = self.sources.get(name)
+        return None if source is None else source.kind
+
+    def variant(self, name: str) -> str:
+        return self.sources[name].variant
+
+    def nbytes(self, name: str) -> int:
+        return sum(self.checkpoint.tensors[part].nbytes for part in self.sources[name].parts)
+
+    @contextmanager
+    def site(self, names: Sequence[str]) -> Iterator[Piece]:
+        """While a piece is packed, the next name's bytes are on their way from disk."""
+        following = dict(pairwise(names))
+        self._fetch(names[0])
+
+        def piece(name: str, rank: int) -> HostTensor:
+            if name in following:
+                self._fetch(following[name])
+            return self._piece(name, rank)
+
+        yield piece
+
+    def _fetch(self, name: str) -> None:
+        self.checkpoint.will_read(self.sources[name].parts)
+
+    def _piece(self, name: str, rank: int) -> HostTensor:
+        source = self.sources[name]
+        cut = cut_of(source.spec, rank, self.ranks)
+        if cut is not None:
+            check_cut(name, source.spec, self.ranks, source.grain)
+        try:
+            return source.read_part(self.checkpoint.array, cut)
+        except Mismatch as mismatch:
+            raise CheckpointError(f"{self.checkpoint.root}: {mismatch}") from mismatch
