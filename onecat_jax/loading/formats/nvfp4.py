@@ -57,12 +57,12 @@ class NVFP4Source(Source):
         rows, n = len(whole.codes), self.spec.shape[0]
         if rows == n:
             return whole
-        padding = exact_matrix(take(whole, Cut(0, ((n, rows),))))
-        if bad := int(np.count_nonzero(padding)):
+        padding = _rows(whole, n, rows)
+        if bad := int(np.count_nonzero(exact_matrix(padding))):
             raise Mismatch(
                 f"{self.weight} has {rows} rows where {n} are needed, and {bad} values of the rest aren't zero"
             )
-        return take(whole, Cut(0, ((0, n),)))  # type: ignore[return-value]
+        return _rows(whole, 0, n)
 
     def _multiplier(self, arrays: Arrays) -> np.float32:
         stored = np.float32(arrays(self.global_scale).reshape(()))
@@ -129,3 +129,9 @@ def multiplier_of_divisor(divisor: np.float32) -> np.float32:
         guess = np.float32(amax / _RANGE)
         made_from_it = guess > 0 and np.float32(1.0 / np.float64(guess)) == divisor
     return guess if made_from_it else plain
+
+
+def _rows(tensor: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
+    part = take(tensor, Cut(0, ((start, stop),)))
+    assert isinstance(part, NVFP4Tensor), "a part is of the kind of the whole"
+    return part
