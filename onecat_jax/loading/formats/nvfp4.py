@@ -57,12 +57,12 @@ class NVFP4Source(Source):
         rows, n = len(whole.codes), self.spec.shape[0]
         if rows == n:
             return whole
-        padding = _rows(whole, n, rows)
+        padding = _rows_of(whole, n, rows)
         if bad := int(np.count_nonzero(exact_matrix(padding))):
             raise Mismatch(
                 f"{self.weight} has {rows} rows where {n} are needed, and {bad} values of the rest aren't zero"
             )
-        return _rows(whole, 0, n)
+        return _rows_of(whole, 0, n)
 
     def _multiplier(self, arrays: Arrays) -> np.float32:
         stored = np.float32(arrays(self.global_scale).reshape(()))
@@ -131,7 +131,7 @@ def multiplier_of_divisor(divisor: np.float32) -> np.float32:
     return guess if made_from_it else plain
 
 
-def _rows(tensor: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
+def _rows_of(tensor: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
     part = take(tensor, Cut(0, ((start, stop),)))
     assert isinstance(part, NVFP4Tensor), "a part is of the kind of the whole"
     return part
