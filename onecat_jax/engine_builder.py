@@ -11,6 +11,7 @@ from onecat_jax.engine import Engine
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.memory_plan import MemoryPlan
 from onecat_jax.loading.planning import plan_memory
+from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.model_loader import LoadedModel, load_model
 from onecat_jax.models import registry
@@ -43,6 +44,7 @@ def build_engine(
     family = registry.resolve(checkpoint.config)
     model = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(model))
+    check_ranks(model, sources, config.tensor_parallel_size)  # before devices are counted
     placement = Placement.of(config.tensor_parallel_size)
     plan = plan_memory(config, model, sources, placement.devices)
     loading = partial(progress, "loading weights")

@@ -311,6 +311,18 @@ def test_an_empty_folder_is_filled_and_missing_parents_are_made(source: Path, tm
         assert Checkpoint.open(out).tensors
 
 
+def test_a_link_stays_and_what_it_points_to_is_written(source: Path, tmp_path: Path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    link.symlink_to("target")
+    for force in (False, True):
+        convert(source, link, force=force)
+        assert Checkpoint.open(link).tensors
+    assert link.is_symlink()
+    assert not target.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "source", "target"]
+
+
 def test_a_file_is_not_a_folder(source: Path, tmp_path: Path):
     (tmp_path / "file").write_text("x")
     assert "is a file; give the name of a folder" in refused(source, tmp_path / "file")

@@ -15,6 +15,7 @@ from functional_cases import (
     NEW,
     PROMPT_LENGTHS,
     ROWS,
+    WIDTH,
     padded,
     random_prompts,
     rollout,
@@ -96,7 +97,7 @@ def test_a_prompt_given_in_parts_cut_at_multiples_of_64_is_the_prompt(prompts):
     long = [p + q for p, q in zip(random_prompts([65] * ROWS, seed=3), prompts, strict=True)]
     first = extended(empty(), [p[:65] for p in long], sampling)
     second = extended(first, [p[65:] for p in long], sampling)
-    tokens, lengths = padded(long, 192)
+    tokens, lengths = padded(long, 224)
     expected = functional.prefill(*tiny(), empty(), tokens, lengths, sampling)
     assert_equal(second, expected)
 
@@ -142,11 +143,11 @@ def test_repeated_rows_of_a_state_are_rows_of_the_same_prompt(prompts):
 
 def test_a_row_without_room_takes_no_tokens_and_says_so(prompts):
     sampling = settings()
-    state = extended(empty(capacity=100), prompts, sampling)
-    assert state.capacity == 112
+    state = extended(empty(capacity=170), prompts, sampling)
+    assert state.capacity == 176
     again = extended(state, prompts, sampling)
     assert again.overflow.tolist() == [True, False, False, False]
-    assert again.length.tolist() == [70, 18, 2, 66]
+    assert again.length.tolist() == [150, 18, 2, 66]
     _, out = continued(again, sampling)
     assert (int(out.lengths[0]), int(out.status[0])) == (0, OVERFLOW)
     _, alone = continued(extended(empty(), [[], *[p + p for p in prompts[1:]]], sampling), sampling)
@@ -155,9 +156,9 @@ def test_a_row_without_room_takes_no_tokens_and_says_so(prompts):
 
 def test_a_row_ends_where_its_room_ends(prompts):
     sampling = settings()
-    full = [random_prompts([96], seed=2)[0], *prompts[1:]]
+    full = [random_prompts([WIDTH], seed=2)[0], *prompts[1:]]
     first, begun = continued(
-        extended(empty(capacity=100), full, sampling), sampling, limits=[10] * ROWS
+        extended(empty(capacity=170), full, sampling), sampling, limits=[10] * ROWS
     )
     second, out = continued(first, sampling)
     assert out.lengths.tolist() == [6, NEW, NEW, NEW]

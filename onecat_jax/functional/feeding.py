@@ -103,7 +103,7 @@ def prefill(
       RequestError: wrong shapes or dtypes.
     """
     ids, counts = prompts(tokens, lengths, state.batch)
-    same_batch(state.batch, sampling.batch)
+    same_batch(state.batch, sampling)
     return _prefill(model, params, state, ids, counts, sampling)
 
 

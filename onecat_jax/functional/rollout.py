@@ -80,7 +80,7 @@ def generate(
     """
     ids, counts = prompts(tokens, lengths)
     batch, width = ids.shape
-    same_batch(batch, sampling.batch)
+    same_batch(batch, sampling)
     longest = width + whole("max_new_tokens", max_new_tokens, 1)
     check_length(f"the prompts' width {width} + max_new_tokens {max_new_tokens}", longest, model)
     kv = kv_storage(kv_cache_dtype, model)
@@ -113,7 +113,7 @@ def decode(
     Raises:
       RequestError: wrong shapes or dtypes.
     """
-    same_batch(state.batch, sampling.batch)
+    same_batch(state.batch, sampling)
     whole("max_new_tokens", max_new_tokens, 1)
     most = _limits(limits, state.batch, max_new_tokens)
     return _decode(model, max_new_tokens, params, state, sampling, most)

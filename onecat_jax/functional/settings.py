@@ -92,7 +92,10 @@ def sampling(
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams], batch: int) -> list[SamplingParams]:
-    each = [params] * batch if isinstance(params, SamplingParams) else list(params)
+    each = [params] * batch if isinstance(params, SamplingParams) else params
+    if not isinstance(each, list | tuple) or not all(isinstance(p, SamplingParams) for p in each):
+        raise RequestError(f"params is {each!r:.60}; a SamplingParams or a list of them is needed.")
+    each = list(each)
     if len(each) != batch:
         raise RequestError(
             f"{len(each)} SamplingParams for {batch} rows; give one, or one for each row."

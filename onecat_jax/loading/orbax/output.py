@@ -31,7 +31,7 @@ def output_folder(out: Path, *, needed: int, force: bool) -> Iterator[Path]:
     Raises:
       CheckpointError: `out` can't be written or replaced, is being written, or there is too little space.
     """
-    out = out.absolute()
+    out = Path(os.path.realpath(out))  # a link stays, what it points to is written
     _check_target(out, force)
     partial = out.with_name(f"{out.name}.partial")
     try:
@@ -119,6 +119,10 @@ def _move(partial: Path, out: Path) -> None:
         os.rename(partial, out)
         return
     old = Path(mkdtemp(prefix=f"{out.name}.replaced-", dir=out.parent))  # a name that nobody has
-    os.rename(out, old)
+    try:
+        os.rename(out, old)
+    except OSError:  # a mount point, say
+        old.rmdir()
+        raise
     os.rename(partial, out)
     shutil.rmtree(old, ignore_errors=True)
