@@ -97,7 +97,8 @@ def request_row(
 def _single(value: float) -> np.float32:
     """A float32 that stays finite, and above 0 if the value is."""
     limits = np.finfo(np.float32)
-    return np.float32(min(max(value, limits.tiny), limits.max) if value > 0 else 0.0)
+    inside = min(max(value, float(limits.tiny)), float(limits.max))
+    return np.float32(inside if value > 0 else 0.0)
 
 
 def padding_row() -> SamplingState:
