@@ -394,7 +394,9 @@ convert.convert({source!r}, {out!r})
 def begin(source: Path, out: Path) -> subprocess.Popen[str]:
     """A conversion in another process, which has written a few arrays and will take long for the rest."""
     code = _SLOW.format(source=str(source), out=str(out))
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     for _ in range(5):
         assert process.stdout.readline()
@@ -479,6 +481,8 @@ def test_orbax_is_silent_in_a_pipe(source: Path, tmp_path: Path):
         "from onecat_jax.sharding import Placement\n"
         f"restore_canonical({str(tmp_path / 'out')!r}, Placement.of(1))\nsys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

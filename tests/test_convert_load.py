@@ -234,5 +234,7 @@ def test_opening_and_reading_headers_needs_no_orbax(folders: tuple[Path, Path]):
         f"build_report({str(folders[1])!r}, EngineConfig())\n"
         "print([name for name in ('orbax', 'tensorstore') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
