@@ -21,6 +21,7 @@ _MAY_IMPORT = {
     "text": ("text", "errors", "json_files", "sampling_params"),
     "functional": (
         "functional",
+        "compile_cache",
         "config",
         "loading",
         "model_loader",
