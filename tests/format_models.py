@@ -80,7 +80,7 @@ def write_model(
 
     Args:
       layout: the format of every linear.
-      record: quantization_config; that of the only format if it isn't given.
+      record: quantization_config; that of the only format if it isn't given, none if it is empty.
       extra: more tensors by stored name.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,9 @@ def write_model(
         if linear:
             formats[module] = form
     config_file = config_json(config)
-    config_file["quantization_config"] = record or record_of(formats)
+    record = record_of(formats) if record is None else record
+    if record:
+        config_file["quantization_config"] = record
     write_json(folder / "config.json", config_file)
     write_tensors(folder, stored)
     return Model(folder, config, decoded, formats)
@@ -146,9 +148,17 @@ def dense_twin(model: Model) -> Harness:
     return Harness(params, options, CAPACITY, placement)
 
 
-def logits(harness: Harness, step: Any, tokens: Sequence[int], prompt: int) -> np.ndarray:
-    """[T, V]: a prefill, then single cached steps, by a jitted step that may belong to a twin of the harness."""
+def logits(
+    harness: Harness, step: Any, tokens: Sequence[int], prompt: int, cache: str = ""
+) -> np.ndarray:
+    """[T, V]: a prefill, then single cached steps, by a jitted step that may belong to a twin of the harness.
+
+    cache: dtype of keys and values, if it isn't that of the activations.
+    """
     state, found = harness.new_state(), []
+    if cache:
+        kv = replace(state.kv, k=state.kv.k.astype(cache), v=state.kv.v.astype(cache))
+        state = replace(state, kv=kv)
     starts = [(0, prompt), *((at, at + 1) for at in range(prompt, len(tokens)))]
     for start, stop in starts:
         width = 64 if start == 0 else 1
