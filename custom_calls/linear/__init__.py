@@ -1,12 +1,18 @@
-"""y = x W^T for dense and NVFP4 weights: layouts, packing, reference, handlers."""
+"""y = x W^T for dense, NVFP4, FP8 and INT4 weights: layouts, packing, reference, handlers."""
 
 from onecat_jax.custom_calls.linear.build import build_linear
 from onecat_jax.custom_calls.linear.call import linear
+from onecat_jax.custom_calls.linear.reference import exact_matrix
 from onecat_jax.custom_calls.linear.routes import LinearDescriptor, LinearRoute, plan
 from onecat_jax.custom_calls.linear.weights import (
+    FP8,
+    INT4,
     NVFP4,
     Dense,
     DenseTensor,
+    FP8Tensor,
+    HostMatrix,
+    INT4Tensor,
     Layer,
     Linear,
     NVFP4Tensor,
@@ -14,15 +20,21 @@ from onecat_jax.custom_calls.linear.weights import (
 )
 
 __all__ = [
+    "FP8",
+    "INT4",
     "NVFP4",
     "Dense",
     "DenseTensor",
+    "FP8Tensor",
+    "HostMatrix",
+    "INT4Tensor",
     "Layer",
     "Linear",
     "LinearDescriptor",
     "LinearRoute",
     "NVFP4Tensor",
     "build_linear",
+    "exact_matrix",
     "linear",
     "pick",
     "plan",

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
-from onecat_jax.custom_calls.linear.reference import dot, linear_reference
+from onecat_jax.custom_calls.linear.reference import dot, in_code_order, linear_reference
 from onecat_jax.custom_calls.linear.routes import (
     LAYOUT_OF_ROUTE,
     LIBRARY,
@@ -17,15 +17,14 @@ from onecat_jax.custom_calls.linear.routes import (
     WeightKind,
     plan,
 )
-from onecat_jax.custom_calls.linear.weights import NVFP4, Dense, Layer, Linear, pick
+from onecat_jax.custom_calls.linear.weights import FP8, INT4, NVFP4, Dense, Layer, Linear, pick
+
+Packed = NVFP4 | FP8 | INT4
 
 # For more rows, GPUs expand the weight to float16 and use the library's matrix product.
 MAX_SMALL_ROWS = 64
 
-_NVFP4_CPU = "onecat_nvfp4_linear_cpu_v1"
-_DENSE_CPU = "onecat_dense_linear_cpu_v1"
-_NVFP4_GPU = "onecat_nvfp4_linear_gpu_v1"
-_EXPAND_GPU = "onecat_nvfp4_expand_gpu_v1"
+_KINDS: dict[type, WeightKind] = {Dense: "dense", NVFP4: "nvfp4", FP8: "fp8", INT4: "int4"}
 
 
 def linear(
@@ -66,9 +65,8 @@ def linear(
 
 
 def _route(x: Array, w: Linear, policy: Policy) -> str:
-    kind: WeightKind = "nvfp4" if isinstance(w, NVFP4) else "dense"
-    route = plan(LinearDescriptor(kind, w.n, w.k, x.dtype), policy)
-    if isinstance(w, NVFP4) and w.layout != LAYOUT_OF_ROUTE[route.name]:
+    route = plan(LinearDescriptor(_KINDS[type(w)], w.n, w.k, x.dtype), policy)
+    if not isinstance(w, Dense) and w.layout != LAYOUT_OF_ROUTE[route.name]:
         raise ValueError(
             f"the weight is packed as {w.layout!r}, this call needs {LAYOUT_OF_ROUTE[route.name]!r}: {route.explain()}. "
             "Build the weight with the policy and dtype of the call."
@@ -78,6 +76,7 @@ def _route(x: Array, w: Linear, policy: Policy) -> str:
 
 def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array:
     """x [M, K] -> [M, N] in a dtype that casts to out_dtype without a second rounding."""
+    x = in_code_order(x, w, layer)
     if route == PLAIN:
         return linear_reference(x, w, layer)
     if isinstance(w, Dense):
@@ -85,8 +84,8 @@ def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array
             _dense_library(x, w, layer, out_dtype) if route == LIBRARY else _dense_cpu(x, w, layer)
         )
     if w.layout == "cpu16":
-        return _nvfp4_cpu(x, w, layer)
-    return _nvfp4_gpu(x, w, layer, out_dtype)
+        return _packed_cpu(x, w, layer)
+    return _packed_gpu(x, w, layer, out_dtype)
 
 
 def _dense_library(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
@@ -103,7 +102,7 @@ def _call(
     dtype: Any,
     operands: tuple[Array, ...],
     layer: Layer,
-    **attributes: str,
+    **attributes: Any,
 ) -> Array:
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(shape, dtype), vmap_method="sequential")
     index = jnp.asarray(layer.index, jnp.int32)
@@ -114,20 +113,34 @@ def _dense_cpu(x: Array, w: Dense, layer: Layer) -> Array:
     weight, at = w.weight, layer
     if isinstance(weight, tuple):
         weight, at = pick(weight, layer)[None], Layer(0)
-    return _call(_DENSE_CPU, (x.shape[0], w.n), jnp.float32, (x.astype(jnp.float32), weight), at)
+    target, operands = "onecat_dense_linear_cpu_v1", (x.astype(jnp.float32), weight)
+    return _call(target, (x.shape[0], w.n), jnp.float32, operands, at)
 
 
-def _nvfp4_cpu(x: Array, w: NVFP4, layer: Layer) -> Array:
-    operands = (x.astype(jnp.float32), w.codes, w.scales, w.global_scale)
-    return _call(_NVFP4_CPU, (x.shape[0], w.n), jnp.float32, operands, layer)
+def _packed(w: Packed) -> tuple[tuple[Array, ...], dict[str, Any]]:
+    """What the handlers of a packed kind are given: operands and attributes."""
+    if isinstance(w, NVFP4):
+        return (w.codes, w.scales, w.global_scale), {}
+    if isinstance(w, FP8):
+        return (w.codes, w.scales), {}
+    return (w.codes, w.scales, w.zeros), {"group": np.int32(w.group)}
 
 
-def _nvfp4_gpu(x: Array, w: NVFP4, layer: Layer, out_dtype: Any) -> Array:
+def _packed_cpu(x: Array, w: Packed, layer: Layer) -> Array:
+    operands, attributes = _packed(w)
+    target, operands = f"onecat_{_KINDS[type(w)]}_linear_cpu_v1", (x.astype(jnp.float32), *operands)
+    return _call(target, (x.shape[0], w.n), jnp.float32, operands, layer, **attributes)
+
+
+def _packed_gpu(x: Array, w: Packed, layer: Layer, out_dtype: Any) -> Array:
     out = out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
-    packed = (w.codes, w.scales, w.global_scale)
+    operands, attributes = _packed(w)
+    kind, attributes = _KINDS[type(w)], {**attributes, "layout": w.layout}
     if x.shape[0] <= MAX_SMALL_ROWS:
-        return _call(_NVFP4_GPU, (x.shape[0], w.n), out, (x, *packed), layer, layout=w.layout)
-    slab = _call(_EXPAND_GPU, (w.n, w.k), jnp.float16, packed, layer, layout=w.layout)
+        target, shape = f"onecat_{kind}_linear_gpu_v1", (x.shape[0], w.n)
+        return _call(target, shape, out, (x, *operands), layer, **attributes)
+    target, shape = f"onecat_{kind}_expand_gpu_v1", (w.n, w.k)
+    slab = _call(target, shape, jnp.float16, operands, layer, **attributes)
     if out == jnp.float16:
         return jnp.einsum("mk,nk->mn", x, slab)
     return dot(x, slab)

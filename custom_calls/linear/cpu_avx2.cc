@@ -3,7 +3,6 @@
 #include <immintrin.h>
 
 #include "linear/cpu_body.h"
-#include "linear/cpu_scalar.h"
 
 namespace onecat::linear {
 namespace {
@@ -39,12 +38,26 @@ struct Avx2 {
   static inline Avx2 fma(const Avx2& a, const Avx2& b, const Avx2& c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
+  static inline Avx2 times(const Avx2& a, float b) {
+    const __m256 all = _mm256_set1_ps(b);
+    return {_mm256_mul_ps(a.lo, all), _mm256_mul_ps(a.hi, all)};
+  }
+  static inline float f16(uint16_t bits) { return _cvtsh_ss(bits); }
   static inline void decode(const uint8_t* codes, float scale0, float scale1, Avx2* out) {
     const __m256i first = bytes(codes), second = bytes(codes + 8);
     const __m256 s0 = _mm256_set1_ps(scale0), s1 = _mm256_set1_ps(scale1);
     out[0] = {_mm256_mul_ps(look_up(first), s0), _mm256_mul_ps(look_up(second), s0)};
     out[1] = {_mm256_mul_ps(look_up(_mm256_srli_epi32(first, 4)), s1),
               _mm256_mul_ps(look_up(_mm256_srli_epi32(second, 4)), s1)};
+  }
+  static inline void decode_e4m3(const uint8_t* codes, Avx2* out) {
+    for (int g = 0; g < 2; ++g) out[g] = {e4m3(codes + g * kLanes), e4m3(codes + g * kLanes + 8)};
+  }
+  static inline void decode_int4(const uint8_t* codes, uint8_t zero, float scale, Avx2* out) {
+    const __m256i first = bytes(codes), second = bytes(codes + 8), low = _mm256_set1_epi32(15);
+    const __m256 z = _mm256_set1_ps(kSteps[15 + (zero & 15)]), s = _mm256_set1_ps(scale);
+    out[0] = {step(_mm256_and_si256(first, low), z, s), step(_mm256_and_si256(second, low), z, s)};
+    out[1] = {step(_mm256_srli_epi32(first, 4), z, s), step(_mm256_srli_epi32(second, 4), z, s)};
   }
   template <int R>
   static inline void fold(const Avx2* sums, float* out) {
@@ -66,6 +79,14 @@ struct Avx2 {
     const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
     return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
   }
+  // Eight E4M3 codes -> value * 2^-8. Shifting the sign-extended code puts its sign into bits 15 and 14.
+  static inline __m256 e4m3(const uint8_t* p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbfff))));
+  }
+  static inline __m256 step(__m256i codes, __m256 zero, __m256 scale) {
+    return _mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(codes), zero), scale);
+  }
   static inline __m256 widen(const uint16_t* p) {
     const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
@@ -74,7 +95,7 @@ struct Avx2 {
 
 }  // namespace
 
-const Kernels kAvx2Kernels = {run_nvfp4<Avx2>, run_dense<Avx2>};
+const Kernels kAvx2Kernels = {run_nvfp4<Avx2>, run_fp8<Avx2>, run_int4<Avx2>, run_dense<Avx2>};
 
 }  // namespace onecat::linear
 #endif

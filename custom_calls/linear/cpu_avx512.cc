@@ -3,7 +3,6 @@
 #include <immintrin.h>
 
 #include "linear/cpu_body.h"
-#include "linear/cpu_scalar.h"
 
 namespace onecat::linear {
 namespace {
@@ -31,6 +30,8 @@ struct Avx512 {
   }
   inline void store(float* p) const { _mm512_storeu_ps(p, v); }
   static inline Avx512 fma(const Avx512& a, const Avx512& b, const Avx512& c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static inline Avx512 times(const Avx512& a, float b) { return {_mm512_mul_ps(a.v, _mm512_set1_ps(b))}; }
+  static inline float f16(uint16_t bits) { return _cvtsh_ss(bits); }
   static inline void decode(const uint8_t* codes, float scale0, float scale1, Avx512* out) {
     const __m512 table = _mm512_load_ps(kE2M1);
     // The permutation reads the low four bits of each lane only.
@@ -39,6 +40,20 @@ struct Avx512 {
     const __m512 high = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4), table);
     out[0].v = _mm512_mul_ps(low, _mm512_set1_ps(scale0));
     out[1].v = _mm512_mul_ps(high, _mm512_set1_ps(scale1));
+  }
+  static inline void decode_e4m3(const uint8_t* codes, Avx512* out) {
+    // Shifting the sign-extended code puts its sign into bits 15 and 14.
+    const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+    const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<short>(0xbfff)));
+    out[0].v = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+    out[1].v = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+  }
+  static inline void decode_int4(const uint8_t* codes, uint8_t zero, float scale, Avx512* out) {
+    const __m512 table = _mm512_mul_ps(_mm512_loadu_ps(kSteps + 15 - (zero & 15)), _mm512_set1_ps(scale));
+    // The permutation reads the low four bits of each lane only.
+    const __m512i lanes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    out[0].v = _mm512_permutexvar_ps(lanes, table);
+    out[1].v = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4), table);
   }
   template <int R>
   static inline void fold(const Avx512* sums, float* out) {
@@ -77,7 +92,7 @@ struct Avx512 {
 
 }  // namespace
 
-const Kernels kAvx512Kernels = {run_nvfp4<Avx512>, run_dense<Avx512>};
+const Kernels kAvx512Kernels = {run_nvfp4<Avx512>, run_fp8<Avx512>, run_int4<Avx512>, run_dense<Avx512>};
 
 }  // namespace onecat::linear
 #endif

@@ -1,7 +1,8 @@
 // The kernels of cpu_kernels.h, written once over a vector type V of 16 lanes (cpu_generic.cc, *_avx2.cc, *_avx512.cc).
 //
-// V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), decode (16 bytes of two code groups and
-// two scales), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
+// V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), times(a, number), f16 (one number),
+// decode (16 bytes of two E2M1 groups and two scales), decode_e4m3 (32 bytes), decode_int4 (16 bytes of two groups, zero
+// point and scale), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
 //   kBlockX         activation rows taken together;
 //   direct_rows(m)  weight rows taken together with m of them when weights are decoded on the way;
 //   kTileW          weight rows of a panel.
@@ -11,6 +12,7 @@
 // source is compiled for several instruction sets, and the linker must not merge the results.
 #pragma once
 #include "linear/cpu_kernels.h"
+#include "linear/cpu_scalar.h"
 
 namespace onecat::linear {
 namespace {
@@ -48,6 +50,71 @@ inline V load_as(const void* data, int64_t at) {
   if constexpr (T == DenseType::kF16) return V::load_f16(static_cast<const uint16_t*>(data) + at);
   if constexpr (T == DenseType::kBF16) return V::load_bf16(static_cast<const uint16_t*>(data) + at);
 }
+
+// A scale of any storage as float32.
+template <class V, DenseType T>
+inline float scale_as(const void* data, int64_t at) {
+  if constexpr (T == DenseType::kF32) return static_cast<const float*>(data)[at];
+  if constexpr (T == DenseType::kF16) return V::f16(static_cast<const uint16_t*>(data)[at]);
+  if constexpr (T == DenseType::kBF16) return f32_of_bf16(static_cast<const uint16_t*>(data)[at]);
+}
+
+constexpr int kUnitK = 32;     // of NVFP4, FP8 and INT4
+constexpr int kBlockUnits = 4;  // of an FP8 scale
+
+template <class V, bool kBlocks>
+struct Fp8Source {
+  static constexpr int kGroups = 2;
+  static constexpr int kDirectBlocks = 1;
+  const uint8_t* codes;
+  const float* scales;
+  int64_t groups;
+
+  Fp8Source(const Fp8Weight& w, int64_t tile)
+      : codes(w.codes + tile * w.units * kTileRows * kUnitK),
+        scales(kBlocks ? w.blocks + tile * w.groups * kTileRows : nullptr),
+        groups(w.units * 2) {}
+
+  template <int R>
+  inline void load(int64_t unit, int row, V (*out)[kGroups]) const {
+    for (int r = 0; r < R; ++r) {
+      V::decode_e4m3(codes + (unit * kTileRows + row + r) * kUnitK, out[r]);
+      if constexpr (kBlocks) {
+        const float scale = scales[unit / kBlockUnits * kTileRows + row + r] * kE4M3Unit;
+        for (int g = 0; g < kGroups; ++g) out[r][g] = V::times(out[r][g], scale);
+      }
+    }
+  }
+};
+
+template <class V, DenseType T>
+struct Int4Source {
+  static constexpr int kGroups = 2;
+  static constexpr int kDirectBlocks = 1;
+  const uint8_t* codes;
+  const void* scales;
+  const uint8_t* zeros;
+  int64_t first;          // scale of the tile
+  uint32_t scale_units;   // of a scale
+  int64_t groups;
+
+  Int4Source(const Int4Weight& w, int64_t tile)
+      : codes(w.codes + tile * w.units * kTileRows * kLanes),
+        scales(w.scales),
+        zeros(w.zeros),
+        first(tile * w.groups * kTileRows),
+        scale_units(static_cast<uint32_t>(w.units / w.groups)),
+        groups(w.units * 2) {}
+
+  template <int R>
+  inline void load(int64_t unit, int row, V (*out)[kGroups]) const {
+    const int64_t group = first + static_cast<uint32_t>(unit) / scale_units * kTileRows + row;
+    for (int r = 0; r < R; ++r) {
+      const int64_t at = unit * kTileRows + row + r;
+      V::decode_int4(codes + at * kLanes, zeros[group + r], scale_as<V, T>(scales, group + r), out[r]);
+    }
+  }
+};
 
 template <class V, DenseType T>
 struct DenseSource {
@@ -101,7 +168,8 @@ inline void multiply(const Source& w, int row, int64_t first, int64_t last, cons
 
 struct Output {
   int64_t n0, n;        // first row of the tile, rows of the weight
-  const float* global;  // a multiple of 8 values; null for dense weights
+  const float* global;  // a multiple of 8 values, or null
+  float factor;         // of these, a power of two
 };
 
 template <class V, int R, int M>
@@ -112,7 +180,7 @@ inline void finish(const Output& out, int row, const V (*sums)[R], float* const*
     float folded[R];
     V::template fold<R>(sums[m], folded);
     if (out.global) {
-      for (int r = 0; r < R; ++r) folded[r] *= out.global[at + r];
+      for (int r = 0; r < R; ++r) folded[r] *= out.factor * out.global[at + r];
     }
     if (rows == R) {
       for (int r = 0; r < R; ++r) y[m][at + r] = folded[r];
@@ -123,8 +191,8 @@ inline void finish(const Output& out, int row, const V (*sums)[R], float* const*
 }
 
 // The part of K after the last whole group; only dense weights have one.
-template <class V, int R, int M>
-inline void multiply_tail(const Nvfp4Source<V>&, int, const float* const*, V (*)[R]) {}
+template <class V, int R, int M, class Source>
+inline void multiply_tail(const Source&, int, const float* const*, V (*)[R]) {}
 
 template <class V, int R, int M, DenseType T>
 inline void multiply_tail(const DenseSource<V, T>& w, int row, const float* const* x, V (*sums)[R]) {
@@ -236,13 +304,13 @@ void tiled(const Source& w, const Output& out, const Activations& a, int blocks,
 // ---- entry points
 
 template <class V, class Source, class Weight>
-void run(const Weight& w, const float* global, const Activations& a, int64_t first, int64_t last) {
+void run(const Weight& w, const float* global, float factor, const Activations& a, int64_t first, int64_t last) {
   if (a.count == 0) return;
   const int blocks = (a.count + V::kBlockX - 1) / V::kBlockX;  // of nearly equal size
   Panel<V> panel;
   for (int64_t tile = first; tile < last; ++tile) {
     const Source source(w, tile);
-    const Output out{tile * kTileRows, w.n, global};
+    const Output out{tile * kTileRows, w.n, global, factor};
     if (blocks > Source::kDirectBlocks) {
       tiled<V>(source, out, a, blocks, panel);
       continue;
@@ -256,15 +324,30 @@ void run(const Weight& w, const float* global, const Activations& a, int64_t fir
 
 template <class V>
 void run_nvfp4(const Nvfp4Weight& w, const Activations& a, int64_t first, int64_t last) {
-  run<V, Nvfp4Source<V>>(w, w.global, a, first, last);
+  run<V, Nvfp4Source<V>>(w, w.global, 1.0f, a, first, last);
+}
+
+template <class V>
+void run_fp8(const Fp8Weight& w, const Activations& a, int64_t first, int64_t last) {
+  if (w.blocks) return run<V, Fp8Source<V, true>>(w, nullptr, 1.0f, a, first, last);
+  run<V, Fp8Source<V, false>>(w, w.rows, kE4M3Unit, a, first, last);
+}
+
+template <class V>
+void run_int4(const Int4Weight& w, const Activations& a, int64_t first, int64_t last) {
+  switch (w.type) {
+    case DenseType::kF32: return run<V, Int4Source<V, DenseType::kF32>>(w, nullptr, 1.0f, a, first, last);
+    case DenseType::kF16: return run<V, Int4Source<V, DenseType::kF16>>(w, nullptr, 1.0f, a, first, last);
+    case DenseType::kBF16: return run<V, Int4Source<V, DenseType::kBF16>>(w, nullptr, 1.0f, a, first, last);
+  }
 }
 
 template <class V>
 void run_dense(const DenseWeight& w, const Activations& a, int64_t first, int64_t last) {
   switch (w.type) {
-    case DenseType::kF32: return run<V, DenseSource<V, DenseType::kF32>>(w, nullptr, a, first, last);
-    case DenseType::kF16: return run<V, DenseSource<V, DenseType::kF16>>(w, nullptr, a, first, last);
-    case DenseType::kBF16: return run<V, DenseSource<V, DenseType::kBF16>>(w, nullptr, a, first, last);
+    case DenseType::kF32: return run<V, DenseSource<V, DenseType::kF32>>(w, nullptr, 1.0f, a, first, last);
+    case DenseType::kF16: return run<V, DenseSource<V, DenseType::kF16>>(w, nullptr, 1.0f, a, first, last);
+    case DenseType::kBF16: return run<V, DenseSource<V, DenseType::kBF16>>(w, nullptr, 1.0f, a, first, last);
   }
 }
 

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "linear/cpu_body.h"
-#include "linear/cpu_scalar.h"
 
 namespace onecat::linear {
 namespace {
@@ -48,9 +47,26 @@ struct Generic {
   static Generic fma(const Generic& a, const Generic& b, const Generic& c) {
     return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
   }
+  static Generic times(const Generic& a, float b) {
+    return each([&](int i) { return a.v[i] * b; });
+  }
+  static float f16(uint16_t bits) { return f32_of_f16(bits); }
   static void decode(const uint8_t* codes, float scale0, float scale1, Generic* out) {
     out[0] = each([=](int i) { return kE2M1[codes[i] & 15] * scale0; });
     out[1] = each([=](int i) { return kE2M1[codes[i] >> 4] * scale1; });
+  }
+  static void decode_e4m3(const uint8_t* codes, Generic* out) {
+    for (int g = 0; g < 2; ++g) {
+      out[g] = each([=](int i) {
+        const uint8_t code = codes[g * kLanes + i];
+        return f32_of_f16(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7));
+      });
+    }
+  }
+  static void decode_int4(const uint8_t* codes, uint8_t zero, float scale, Generic* out) {
+    const float* steps = kSteps + 15 - (zero & 15);
+    out[0] = each([=](int i) { return steps[codes[i] & 15] * scale; });
+    out[1] = each([=](int i) { return steps[codes[i] >> 4] * scale; });
   }
   template <int R>
   static void fold(const Generic* sums, float* out) {
@@ -65,6 +81,6 @@ struct Generic {
 
 }  // namespace
 
-const Kernels kGenericKernels = {run_nvfp4<Generic>, run_dense<Generic>};
+const Kernels kGenericKernels = {run_nvfp4<Generic>, run_fp8<Generic>, run_int4<Generic>, run_dense<Generic>};
 
 }  // namespace onecat::linear

@@ -6,7 +6,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Candidate, Policy, Route, Target, choose
-from onecat_jax.custom_calls.linear.weights import GROUP
 
 K_MULTIPLE = 32  # of every packed layout
 
@@ -18,7 +17,7 @@ LAYOUT_OF_ROUTE = {
 }
 LIBRARY = "library dot"
 
-WeightKind = Literal["nvfp4", "dense"]
+WeightKind = Literal["nvfp4", "fp8", "int4", "dense"]
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ def plan(descriptor: LinearDescriptor, policy: Policy = Policy()) -> Route:
     Raises:
       EngineError: in strict mode, when only plain JAX is left.
     """
-    candidates = NVFP4_ROUTES if descriptor.weight == "nvfp4" else DENSE_ROUTES
+    candidates = DENSE_ROUTES if descriptor.weight == "dense" else PACKED_ROUTES
     return choose("linear", descriptor, candidates, policy)
 
 
 def _decline_cpu(d: LinearDescriptor, target: Target) -> str | None:
     if target.platform != "cpu":
         return f"it runs on CPU, the target is {target}"
-    return _decline_k(d) if d.weight == "nvfp4" else None
+    return None if d.weight == "dense" else _decline_k(d)
 
 
 def _decline_library(d: LinearDescriptor, target: Target) -> str | None:
@@ -93,13 +92,7 @@ def _decline_k(d: LinearDescriptor) -> str | None:
     return None
 
 
-def check_groups(k: int) -> None:
-    """Raises ValueError unless K is a whole number of scale groups."""
-    if k % GROUP:
-        raise ValueError(f"NVFP4 needs K to be a multiple of {GROUP}, found K = {k}")
-
-
-NVFP4_ROUTES = (
+PACKED_ROUTES = (
     Candidate("sm_80 handler", _decline_sm80),
     Candidate("sm_70 handler", _decline_sm70),
     Candidate("cpu handler", _decline_cpu),

@@ -8,7 +8,9 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-GROUP = 16  # codes per block scale
+GROUP = 16  # NVFP4 codes per block scale
+BLOCK = 128  # edge of an FP8 scale block
+HALF_UNIT = 32  # every packed layout has one INT4 scale for this many k, so groups are multiples of it
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,45 @@ class NVFP4Tensor:
     codes: np.ndarray  # uint8 [N, K / 2], the low nibble is the even k
     scales: np.ndarray  # uint8 [N, K / 16], the bits of E4M3
     global_scale: np.float32 | float  # a multiplier
+
+
+@dataclass(frozen=True)
+class FP8Tensor:
+    """An FP8 matrix of a checkpoint: value = E4M3(code) * scale.
+
+    There is one scale, or one per output row, or one per block of 128 rows and 128 k. A part of a block-scaled matrix whose
+    rows don't start on the border of a block has one per row and 128 k; its k must start on a border.
+    """
+
+    codes: np.ndarray  # uint8 [N, K], the bits of E4M3
+    scales: np.ndarray  # float32 [], [N], [ceil(N / 128), ceil(K / 128)] or [N, ceil(K / 128)]
+
+    def row_scales(self) -> np.ndarray:
+        """The scales of every row: float32 [N], or [N, ceil(K / 128)] where they differ along K."""
+        n = self.codes.shape[0]
+        if self.scales.ndim == 0:
+            return np.full(n, self.scales)
+        if self.scales.ndim == 1 or self.scales.shape[0] == n:
+            return self.scales
+        return np.repeat(self.scales, BLOCK, axis=0)[:n]
+
+
+@dataclass(frozen=True)
+class INT4Tensor:
+    """A 4-bit integer matrix of a checkpoint: value = (code - zero) * scale, both of the code's group of consecutive k.
+
+    Symmetric formats have zeros of 8. With `order`, column j of the codes multiplies feature order[j] of the input, and groups
+    are consecutive in the order of the codes.
+    """
+
+    codes: np.ndarray  # uint8 [N, K / 2], unsigned, the low nibble is the even k
+    scales: np.ndarray  # float16, bfloat16 or float32 [N, K / group]
+    zeros: np.ndarray  # uint8 [N, K / group], 0 .. 15
+    group: int  # k per scale, a multiple of 32
+    order: np.ndarray | None = None  # int32 [K]
+
+
+HostMatrix = DenseTensor | NVFP4Tensor | FP8Tensor | INT4Tensor
 
 
 @jax.tree_util.register_dataclass
@@ -82,7 +123,55 @@ class NVFP4:
         return self.codes.shape[0]
 
 
-Linear = Dense | NVFP4
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales"],
+    meta_fields=["n", "k", "layout"],
+)
+@dataclass(frozen=True)
+class FP8:
+    """An FP8 weight of one layer kind, packed for one route. Rows that a packed layout adds hold zeros."""
+
+    codes: Array  # uint8 [L, ...], the bits of E4M3
+    scales: Array  # float32 [L, N physical], one per row; or [L, ...], one per row and 128 k
+    n: int  # logical output features
+    k: int  # logical input features
+    layout: str
+
+    @property
+    def layers(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether scales differ along K."""
+        return self.scales.ndim > 2
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales", "zeros", "order"],
+    meta_fields=["n", "k", "group", "layout"],
+)
+@dataclass(frozen=True)
+class INT4:
+    """A 4-bit integer weight of one layer kind, packed for one route. Rows and k that a packed layout adds hold zeros."""
+
+    codes: Array  # uint8 [L, ...]
+    scales: Array  # float16, bfloat16 or float32 [L, ...], one per row and group
+    zeros: Array  # uint8, as the scales
+    order: Array | None  # int32 [L, K]: which input feature column j of the codes multiplies; None for the j-th
+    n: int  # logical output features
+    k: int  # logical input features
+    group: int  # k per scale
+    layout: str
+
+    @property
+    def layers(self) -> int:
+        return self.codes.shape[0]
+
+
+Linear = Dense | NVFP4 | FP8 | INT4
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["index"], meta_fields=["mul", "add"])

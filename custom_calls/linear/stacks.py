@@ -1,0 +1,271 @@
+"""The layers of one stack while it is built: each is written into its place, then all go to the device."""
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jax import Array
+
+from onecat_jax.custom_calls.linear.packing import (
+    K_MULTIPLES,
+    ROWS_OF_CODES,
+    ROWS_OF_SUMS,
+    pack_fp8,
+    pack_groups,
+    pack_int4,
+    pack_nvfp4,
+    physical_rows,
+)
+from onecat_jax.custom_calls.linear.routes import (
+    LAYOUT_OF_ROUTE,
+    LinearDescriptor,
+    LinearRoute,
+    WeightKind,
+)
+from onecat_jax.custom_calls.linear.weights import (
+    BLOCK,
+    FP8,
+    INT4,
+    NVFP4,
+    Dense,
+    DenseTensor,
+    FP8Tensor,
+    INT4Tensor,
+    Linear,
+    NVFP4Tensor,
+)
+
+
+class Stack(abc.ABC):
+    """What all kinds share: the layers' common shape, and where they go."""
+
+    kind: ClassVar[WeightKind]
+
+    def __init__(
+        self, layers: int, n: int, k: int, route: LinearRoute, dtype: Any, device: jax.Device | None
+    ):
+        self.layers, self.n, self.k = layers, n, k
+        self.route, self.dtype, self.device = route, np.dtype(dtype), device
+        chosen = route.plan(LinearDescriptor(self.kind, n, k, self.dtype))
+        self.layout = LAYOUT_OF_ROUTE.get(chosen.name, "rows")
+
+    @abc.abstractmethod
+    def write(self, at: int, row: Sequence[Any]) -> None:
+        """Fuses the siblings of layer `at`; layers come in order."""
+
+    @abc.abstractmethod
+    def placed(self) -> Linear:
+        """The weight on the device, after the last layer."""
+
+    def check(self, shape: tuple[int, int]) -> None:
+        if shape != (self.n, self.k):
+            both = sorted({shape, (self.n, self.k)})
+            raise ValueError(f"all layers of a stack need the same shape, found {both}")
+
+    @property
+    def rows(self) -> int:
+        """N of the layout."""
+        return self.n if self.layout == "rows" else physical_rows(self.n)
+
+    def place(self, array: np.ndarray) -> Array:
+        """Copies: on CPU an array could otherwise share its memory with numpy, and never be donated."""
+        return jax.device_put(array, self.device, may_alias=False)
+
+    def put(self, stack: np.ndarray | None, at: int, layer: np.ndarray) -> np.ndarray:
+        """The stack with a layer in its place. The first one says how large it is, an only one is the stack."""
+        if self.layers == 1:
+            return layer[None]
+        if stack is None:
+            stack = np.empty((self.layers, *layer.shape), layer.dtype)
+        stack[at] = layer
+        return stack
+
+
+class DenseStack(Stack):
+    """Dense layers, written into place one by one; or placed one by one where they stay separate."""
+
+    kind = "dense"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.separate: list[Array] = []
+        shape = (self.n, self.k) if self.route.separate else (self.layers, self.n, self.k)
+        self.host = np.empty(shape, self.dtype)
+
+    def write(self, at: int, row: Sequence[DenseTensor]) -> None:
+        first = 0
+        matrix = self.host if self.route.separate else self.host[at]
+        for tensor in row:
+            rows = tensor.weight.shape[0]
+            matrix[first : first + rows] = tensor.weight
+            first += rows
+        if self.route.separate:
+            self.separate.append(jax.block_until_ready(self.place(matrix)))
+
+    def placed(self) -> Dense:
+        return Dense(tuple(self.separate) if self.route.separate else self.place(self.host))
+
+
+class NVFP4Stack(Stack):
+    """NVFP4 layers, packed one by one."""
+
+    kind = "nvfp4"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.global_scale = np.zeros((self.layers, self.rows), np.float32)
+        self.codes: np.ndarray | None = None
+        self.scales: np.ndarray | None = None
+
+    def write(self, at: int, row: Sequence[NVFP4Tensor]) -> None:
+        codes, scales = pack_nvfp4(
+            _concatenated([t.codes for t in row]),
+            _concatenated([t.scales for t in row]),
+            self.layout,
+        )
+        self.codes, self.scales = self.put(self.codes, at, codes), self.put(self.scales, at, scales)
+        first = 0
+        for tensor in row:
+            rows = tensor.codes.shape[0]
+            self.global_scale[at, first : first + rows] = tensor.global_scale
+            first += rows
+
+    def placed(self) -> NVFP4:
+        return NVFP4(
+            codes=self.place(self.codes),
+            scales=self.place(self.scales),
+            global_scale=self.place(self.global_scale),
+            n=self.n,
+            k=self.k,
+            layout=self.layout,
+        )
+
+
+class FP8Stack(Stack):
+    """FP8 layers, packed one by one. Their scales wait for the last one: any that differ along K make all do."""
+
+    kind = "fp8"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.codes: np.ndarray | None = None
+        self.scales: list[np.ndarray] = []  # per layer [N] or [N, ceil(K / 128)]
+
+    def write(self, at: int, row: Sequence[FP8Tensor]) -> None:
+        codes = pack_fp8(_concatenated([t.codes for t in row]), self.layout)
+        self.codes = self.put(self.codes, at, codes)
+        self.scales.append(np.concatenate(self._alike([t.row_scales() for t in row])))
+
+    def placed(self) -> FP8:
+        scales = np.stack([self._packed(s) for s in self._alike(self.scales)])
+        return FP8(self.place(self.codes), self.place(scales), self.n, self.k, self.layout)
+
+    def _alike(self, scales: list[np.ndarray]) -> list[np.ndarray]:
+        """All per row, or all per row and 128 k."""
+        if all(s.ndim == 1 for s in scales):
+            return scales
+        blocks = -(-self.k // BLOCK)
+        return [np.repeat(s[:, None], blocks, axis=1) if s.ndim == 1 else s for s in scales]
+
+    def _packed(self, scales: np.ndarray) -> np.ndarray:
+        if scales.ndim == 1:
+            return np.pad(scales, (0, self.rows - self.n))
+        if self.layout == "rows":
+            return scales
+        return pack_groups(scales, BLOCK, ROWS_OF_SUMS[self.layout])
+
+
+class INT4Stack(Stack):
+    """INT4 layers, packed one by one. Scales and zero points wait for the last one: all get the groups that suit all."""
+
+    kind = "int4"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.codes: np.ndarray | None = None
+        self.tensors: list[INT4Tensor] = []  # scales, zero points and order of each layer; no codes
+        self.group = self.k
+
+    def write(self, at: int, row: Sequence[INT4Tensor]) -> None:
+        codes = pack_int4(_concatenated([t.codes for t in row]), self.layout)
+        self.codes = self.put(self.codes, at, codes)
+        fused = _fused(row)
+        self.group = math.gcd(self.group, fused.group)
+        self.tensors.append(fused)
+
+    def placed(self) -> INT4:
+        layers = [_regrouped(t, self.group) for t in self.tensors]
+        dtype = _common([t.scales for t in layers])
+        return INT4(
+            codes=self.place(self.codes),
+            scales=self._place_groups([t.scales.astype(dtype) for t in layers], ROWS_OF_SUMS),
+            zeros=self._place_groups([t.zeros for t in layers], ROWS_OF_CODES),
+            order=self._place_order([t.order for t in layers]),
+            n=self.n,
+            k=self.k,
+            group=self.group,
+            layout=self.layout,
+        )
+
+    def _place_groups(self, layers: list[np.ndarray], rows: dict[str, np.ndarray]) -> Array:
+        if self.layout != "rows":
+            at, multiple = rows[self.layout], K_MULTIPLES[self.layout]
+            layers = [pack_groups(values, self.group, at, multiple) for values in layers]
+        return self.place(np.stack(layers))
+
+    def _place_order(self, orders: list[np.ndarray | None]) -> Array | None:
+        if all(order is None for order in orders):
+            return None
+        natural = np.arange(self.k, dtype=np.int32)
+        return self.place(np.stack([natural if order is None else order for order in orders]))
+
+
+def _concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _common(arrays: Sequence[np.ndarray]) -> np.dtype:
+    """The dtype of all; float32, which holds both 16-bit ones, where they differ."""
+    dtypes = {array.dtype for array in arrays}
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+
+
+def _fused(row: Sequence[INT4Tensor]) -> INT4Tensor:
+    """Siblings as one tensor, without its codes.
+
+    Raises:
+      ValueError: their columns are in different orders.
+    """
+    if any(not _same_order(t.order, row[0].order) for t in row[1:]):
+        raise ValueError(
+            f"{len(row)} fused INT4 siblings need one order of columns, found different ones"
+        )
+    group = math.gcd(*(t.group for t in row))
+    alike = [_regrouped(t, group) for t in row]
+    dtype = _common([t.scales for t in alike])
+    return INT4Tensor(
+        np.empty((0, 0), np.uint8),
+        np.concatenate([t.scales.astype(dtype) for t in alike]),
+        np.concatenate([t.zeros for t in alike]),
+        group,
+        row[0].order,
+    )
+
+
+def _same_order(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def _regrouped(tensor: INT4Tensor, group: int) -> INT4Tensor:
+    """The same values under smaller groups, without codes."""
+    times = tensor.group // group
+    return INT4Tensor(
+        np.empty((0, 0), np.uint8),
+        np.repeat(tensor.scales, times, axis=1),
+        np.repeat(tensor.zeros, times, axis=1),
+        group,
+        tensor.order,
+    )
