@@ -91,9 +91,7 @@ def _check_int4(tensor: INT4Tensor) -> tuple[int, int]:
             f"INT4 needs uint8 codes [N, K / 2] and zero points, found {codes.dtype} {list(codes.shape)} and {zeros.dtype}"
         )
     if scales.dtype not in _INT4_SCALES:
-        raise ValueError(
-            f"INT4 scales must be float16, bfloat16 or float32, found {scales.dtype}"
-        )
+        raise ValueError(f"INT4 scales must be float16, bfloat16 or float32, found {scales.dtype}")
     n, k = codes.shape[0], 2 * codes.shape[1]
     if group < 1 or group % HALF_UNIT or k % group:
         raise ValueError(

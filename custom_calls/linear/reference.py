@@ -62,10 +62,8 @@ def decode_fp8(codes: Array, scales: Array) -> Array:
       scales: float32 [..., N] or [..., N, ceil(K / 128)].
     """
     if scales.ndim < codes.ndim:
-        scales = scales[..., None]
-    else:
-        scales = jnp.repeat(scales, BLOCK, axis=-1)[..., : codes.shape[-1]]
-    return decode_e4m3(codes) * scales
+        return decode_e4m3(codes) * scales[..., None]
+    return decode_e4m3(codes) * jnp.repeat(scales, BLOCK, axis=-1)[..., : codes.shape[-1]]
 
 
 def decode_int4(codes: Array, scales: Array, zeros: Array, group: int) -> Array:

@@ -13,10 +13,9 @@ from onecat_jax.custom_calls.linear.packing import (
     K_MULTIPLES,
     ROWS_OF_CODES,
     ROWS_OF_SUMS,
-    pack_fp8,
     pack_groups,
-    pack_int4,
-    pack_nvfp4,
+    pack_into,
+    packed_shape,
     physical_rows,
 )
 from onecat_jax.custom_calls.linear.routes import (
@@ -28,6 +27,7 @@ from onecat_jax.custom_calls.linear.routes import (
 from onecat_jax.custom_calls.linear.weights import (
     BLOCK,
     FP8,
+    GROUP,
     INT4,
     NVFP4,
     Dense,
@@ -37,6 +37,8 @@ from onecat_jax.custom_calls.linear.weights import (
     Linear,
     NVFP4Tensor,
 )
+
+_ALIGNMENT = 64  # bytes: memory so aligned is taken over by a CPU device as it is
 
 
 class Stack(abc.ABC):
@@ -71,17 +73,24 @@ class Stack(abc.ABC):
         return self.n if self.layout == "rows" else physical_rows(self.n)
 
     def place(self, array: np.ndarray) -> Array:
-        """Copies: on CPU an array could otherwise share its memory with numpy, and never be donated."""
-        return jax.device_put(array, self.device, may_alias=False)
+        return jax.device_put(array, self.device)
 
-    def put(self, stack: np.ndarray | None, at: int, layer: np.ndarray) -> np.ndarray:
-        """The stack with a layer in its place. The first one says how large it is, an only one is the stack."""
-        if self.layers == 1:
-            return layer[None]
-        if stack is None:
-            stack = np.empty((self.layers, *layer.shape), layer.dtype)
-        stack[at] = layer
-        return stack
+    def empty(self, what: str, columns: int) -> np.ndarray:
+        """Room for one packed array [N, C] of every layer."""
+        shape = packed_shape(f"{self.kind} {what}", self.n, columns, self.layout)
+        return _empty((self.layers, *shape), np.dtype(np.uint8))
+
+    def pack(self, out: np.ndarray, what: str, siblings: list[np.ndarray]) -> None:
+        """Packs one layer's arrays, concatenated along N."""
+        pack_into(out, f"{self.kind} {what}", _concatenated(siblings), self.layout)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised host memory. It is written once and never after it is placed, for a CPU device doesn't copy it."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -raw.ctypes.data % _ALIGNMENT
+    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 class DenseStack(Stack):
@@ -92,21 +101,23 @@ class DenseStack(Stack):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.separate: list[Array] = []
-        shape = (self.n, self.k) if self.route.separate else (self.layers, self.n, self.k)
-        self.host = np.empty(shape, self.dtype)
+        self.host = None if self.route.separate else self._new(self.layers)
+
+    def _new(self, *layers: int) -> np.ndarray:
+        return _empty((*layers, self.n, self.k), self.dtype)
 
     def write(self, at: int, row: Sequence[DenseTensor]) -> None:
+        matrix = self._new() if self.host is None else self.host[at]
         first = 0
-        matrix = self.host if self.route.separate else self.host[at]
         for tensor in row:
             rows = tensor.weight.shape[0]
             matrix[first : first + rows] = tensor.weight
             first += rows
-        if self.route.separate:
-            self.separate.append(jax.block_until_ready(self.place(matrix)))
+        if self.host is None:
+            self.separate.append(self.place(matrix))
 
     def placed(self) -> Dense:
-        return Dense(tuple(self.separate) if self.route.separate else self.place(self.host))
+        return Dense(tuple(self.separate) if self.host is None else self.place(self.host))
 
 
 class NVFP4Stack(Stack):
@@ -116,17 +127,13 @@ class NVFP4Stack(Stack):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
+        self.codes = self.empty("codes", self.k // 2)
+        self.scales = self.empty("scales", self.k // GROUP)
         self.global_scale = np.zeros((self.layers, self.rows), np.float32)
-        self.codes: np.ndarray | None = None
-        self.scales: np.ndarray | None = None
 
     def write(self, at: int, row: Sequence[NVFP4Tensor]) -> None:
-        codes, scales = pack_nvfp4(
-            _concatenated([t.codes for t in row]),
-            _concatenated([t.scales for t in row]),
-            self.layout,
-        )
-        self.codes, self.scales = self.put(self.codes, at, codes), self.put(self.scales, at, scales)
+        self.pack(self.codes[at], "codes", [t.codes for t in row])
+        self.pack(self.scales[at], "scales", [t.scales for t in row])
         first = 0
         for tensor in row:
             rows = tensor.codes.shape[0]
@@ -151,12 +158,11 @@ class FP8Stack(Stack):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.codes: np.ndarray | None = None
+        self.codes = self.empty("codes", self.k)
         self.scales: list[np.ndarray] = []  # per layer [N] or [N, ceil(K / 128)]
 
     def write(self, at: int, row: Sequence[FP8Tensor]) -> None:
-        codes = pack_fp8(_concatenated([t.codes for t in row]), self.layout)
-        self.codes = self.put(self.codes, at, codes)
+        self.pack(self.codes[at], "codes", [t.codes for t in row])
         self.scales.append(np.concatenate(self._alike([t.row_scales() for t in row])))
 
     def placed(self) -> FP8:
@@ -185,13 +191,12 @@ class INT4Stack(Stack):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.codes: np.ndarray | None = None
+        self.codes = self.empty("codes", self.k // 2)
         self.tensors: list[INT4Tensor] = []  # scales, zero points and order of each layer; no codes
         self.group = self.k
 
     def write(self, at: int, row: Sequence[INT4Tensor]) -> None:
-        codes = pack_int4(_concatenated([t.codes for t in row]), self.layout)
-        self.codes = self.put(self.codes, at, codes)
+        self.pack(self.codes[at], "codes", [t.codes for t in row])
         fused = _fused(row)
         self.group = math.gcd(self.group, fused.group)
         self.tensors.append(fused)

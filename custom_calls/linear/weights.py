@@ -10,7 +10,9 @@ from jax import Array, lax
 
 GROUP = 16  # NVFP4 codes per block scale
 BLOCK = 128  # edge of an FP8 scale block
-HALF_UNIT = 32  # every packed layout has one INT4 scale for this many k, so groups are multiples of it
+HALF_UNIT = (
+    32  # every packed layout has one INT4 scale for this many k, so groups are multiples of it
+)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,9 @@ class INT4:
     codes: Array  # uint8 [L, ...]
     scales: Array  # float16, bfloat16 or float32 [L, ...], one per row and group
     zeros: Array  # uint8, as the scales
-    order: Array | None  # int32 [L, K]: which input feature column j of the codes multiplies; None for the j-th
+    order: (
+        Array | None
+    )  # int32 [L, K]: which input feature column j of the codes multiplies; None for the j-th
     n: int  # logical output features
     k: int  # logical input features
     group: int  # k per scale

@@ -32,7 +32,6 @@ def options(source: Path, architecture: str) -> list[str]:
     flags = [
         f"--gpu-architecture={architecture}",
         "--std=c++17",
-        "-lineinfo",
         f"-I{find('cuda_runtime/include')}",
         f"-I{find('cuda_nvcc/include')}",
         f"-I{source.parent}",
