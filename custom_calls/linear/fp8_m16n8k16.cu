@@ -27,9 +27,9 @@ struct Fp8Rows : Fp8<Fp8Rows, RowsReader::Nothing, RowsReader, 0> {
   static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n); }
 };
 
-struct Fp8Blocks : Fp8<Fp8Blocks, FourScales, BlocksReader, 1> {
+struct Fp8Blocks : Fp8<Fp8Blocks, FourFloats, BlocksReader, 1> {
   using Fp8::Fp8;
-  __device__ __forceinline__ float sum_scale(int, int i) const { return unit.beside.get(i, kScaleF32); }
+  __device__ __forceinline__ float sum_scale(int, int i) const { return unit.beside.get(i, 0); }
   static __device__ __forceinline__ float row_scale(const LinearArgs&, int, int) { return kHalfUnit; }
 };
 
