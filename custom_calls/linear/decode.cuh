@@ -38,8 +38,8 @@ __device__ __forceinline__ float stored_row_scale(const LinearArgs& a, int layer
 
 // ---- FP8
 
-// One packed word -> two half2 of code value * 2^-8: exact, for a float16 has more exponents and as many steps below the
-// smallest normal number (E4M3 2^-6 -> 2^-14) as E4M3 at least.
+// One packed word -> two half2 of code value * 2^-8: exact, for exponents of 4 bits are exponents of 5 bits with another bias,
+// and codes below E4M3's smallest normal number, 2^-6, are patterns below float16's, 2^-14.
 __device__ __forceinline__ void decode_e4m3(u32 w, u32& a, u32& b) {
   a = w & 0xbf80bf80u;
   b = ((w << 7) & 0x3f803f80u) | ((w << 1) & 0x80008000u);
@@ -72,25 +72,34 @@ struct FourHalves {
   }
 };
 
-// FP8 with scales of rows: nothing beside the codes.
-struct RowsReader {
-  struct Nothing {};
-
-  template <class Lane>
-  __device__ __forceinline__ RowsReader(const LinearArgs&, int, const Lane&) {}
-  __device__ __forceinline__ void load(int, Nothing&) const {}
+// FP8 with scales of rows: they wait for the epilogue, beside the codes lies nothing.
+struct ScalesOfRows {
+  static constexpr int kSpans = 0;
+  struct Beside {};
+  struct Reader {
+    template <class Lane>
+    __device__ __forceinline__ Reader(const LinearArgs&, int, const Lane&) {}
+    __device__ __forceinline__ void load(int, Beside&) const {}
+  };
+  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n); }
 };
 
-// FP8 with scales of 128 k: four units of 32 k share one.
-struct BlocksReader {
-  const float* scales;
+// FP8 with scales of 128 k, which four units of 32 k share: they multiply the float32 sums, for a float16 operand times a scale
+// would round.
+struct ScalesOfBlocks {
+  static constexpr int kSpans = 1;
+  using Beside = FourFloats;
+  struct Reader {
+    const float* scales;
 
-  template <class Lane>
-  __device__ __forceinline__ BlocksReader(const LinearArgs& a, int layer, const Lane& at)
-      : scales(static_cast<const float*>(a.scales) + block_of(a, layer) * a.groups * kBlockRows + at.sums) {}
-  __device__ __forceinline__ void load(int u, FourFloats& out) const {
-    out.load(scales, static_cast<size_t>(u >> 2) * kBlockRows);
-  }
+    template <class Lane>
+    __device__ __forceinline__ Reader(const LinearArgs& a, int layer, const Lane& at)
+        : scales(static_cast<const float*>(a.scales) + block_of(a, layer) * a.groups * kBlockRows + at.sums) {}
+    __device__ __forceinline__ void load(int u, Beside& out) const {
+      out.load(scales, static_cast<size_t>(u >> 2) * kBlockRows);
+    }
+  };
+  static __device__ __forceinline__ float row_scale(const LinearArgs&, int, int) { return kHalfUnit; }
 };
 
 // ---- INT4
