@@ -5,7 +5,16 @@ from onecat_jax.models.pieces import NVFP4_GRAIN, Cut, Grain, HostTensor, Span, 
 from onecat_jax.models.spec import Axis, TensorSpec
 from onecat_jax.sharding import RULES, Rules
 
-__all__ = ["Cut", "HostTensor", "Span", "cut_of", "check_cut", "cut_tensor", "cuts_groups", "local_shape"]
+__all__ = [
+    "Cut",
+    "HostTensor",
+    "Span",
+    "check_cut",
+    "cut_of",
+    "cut_tensor",
+    "cuts_groups",
+    "local_shape",
+]
 
 
 def cut_of(spec: TensorSpec, rank: int, ranks: int, rules: Rules = RULES) -> Cut | None:
@@ -71,9 +80,7 @@ def check_cut(name: str, spec: TensorSpec, ranks: int, grain: Grain | None) -> N
         raise EngineError(f"tensor_parallel_size is {ranks}, which {reason}.")
 
 
-def cuts_groups(
-    name: str, spec: TensorSpec, ranks: int, grain: Grain = NVFP4_GRAIN
-) -> str | None:
+def cuts_groups(name: str, spec: TensorSpec, ranks: int, grain: Grain = NVFP4_GRAIN) -> str | None:
     """What splitting a quantised tensor over so many ranks would do; None if it is possible: K is cut between scale groups.
 
     Raises:

@@ -1,8 +1,8 @@
 """Writes linears in every weight format, from the formats' descriptions and without the engine's code.
 
 `pack_*` put given codes, scales and zero points into stored tensors; test_formats_writers holds them against the bytes that the
-formats' own packages wrote. `FORMATS` quantises matrices on top of that: rounding to nearest, which makes a valid checkpoint and
-nothing more. Values are decoded here from codes and scales, in float64.
+formats' own packages wrote. `FORMATS` quantises matrices on top of that: rounding to nearest, which makes a valid checkpoint
+and nothing more. Values are decoded here from codes and scales, in float64.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Every weight format is read as its own package means it.
 
-Oracle: weights that the formats' public packages wrote and decoded (tests/golden/formats). Checked: the format is found in names
-and dtypes, the package's record agrees, decoding is exact, ranks hold the rows and columns they should, and the product with
+Oracle: weights that the formats' public packages wrote and decoded (tests/golden/formats). Checked: the format is found in
+names and dtypes, the package's record agrees, decoding is exact, ranks hold the rows and columns they should, and the product with
 packed weights is that of the decoded matrix in float64. Not covered: whole models (test_formats_models).
 """
 
@@ -197,9 +197,7 @@ def test_products_in_half_precision_are_within_a_thousandth(golden, checkpoint, 
     """Of the largest, with rounded inputs: sums are in float32, the result is not rounded."""
     for name, source in sources.items():
         matrix = expected(golden)[name].astype(np.float64)
-        weight = build_linear(
-            [[source.read(checkpoint.array)]], route=LinearRoute(), dtype=dtype
-        )
+        weight = build_linear([[source.read(checkpoint.array)]], route=LinearRoute(), dtype=dtype)
         x = np.random.default_rng(3).standard_normal((3, matrix.shape[1]), np.float32)
         x = x.astype(dtype)
         exact = x.astype(np.float64) @ matrix.T

@@ -200,5 +200,7 @@ def test_a_quantised_and_a_dense_sibling_are_refused_by_name(tmp_path: Path):
     def layout(module: str) -> str:
         return "" if module.endswith("up_proj") else usual("fp8 tensor")(module)
 
-    with pytest.raises(CheckpointError, match=r"gate_proj.weight is FP8Tensor, .*up_proj.weight is"):
+    with pytest.raises(
+        CheckpointError, match=r"gate_proj.weight is FP8Tensor, .*up_proj.weight is"
+    ):
         load(write_model(tmp_path, layout).folder)

@@ -1,5 +1,5 @@
-"""The memory plan of every weight format. Oracles: bytes of the arrays that are really placed on each device; for what `info` says
-about cards that aren't here, the plan that loading would make on devices of that size.
+"""The memory plan of every weight format. Oracles: bytes of the arrays that are really placed on each device; for what `info`
+says about cards that aren't here, the plan that loading would make on devices of that size.
 
 Not covered: the size of the largest temporary, which is a bound and no law.
 """

@@ -26,8 +26,8 @@ from checkpoints import (
 
 from onecat_jax.custom_calls.linear.weights import DenseTensor, NVFP4Tensor
 from onecat_jax.loading import Checkpoint, load_tensors
-from onecat_jax.loading.hub import embedded
 from onecat_jax.loading.formats.nvfp4 import multiplier_of_divisor
+from onecat_jax.loading.hub import embedded
 from onecat_jax.loading.names import PREFIXES, canonical
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.registry import resolve

@@ -100,7 +100,13 @@ def _groups(
     for name, source in sources.items():
         row = groups.setdefault(
             group_of(name, source),
-            {"parameters": 0, "formats": {}, "format_bytes": {}, "file_bytes": 0, "device_bytes": 0},
+            {
+                "parameters": 0,
+                "formats": {},
+                "format_bytes": {},
+                "file_bytes": 0,
+                "device_bytes": 0,
+            },
         )
         stored = [checkpoint.tensors[part] for part in source.parts]
         form = str(source.storage) if source.format != "dense" else stored[0].dtype

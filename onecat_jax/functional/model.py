@@ -1,5 +1,6 @@
 """The static half of a model, and loading it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -119,7 +119,9 @@ def _quantization(root: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, A
     if isinstance(record, dict) and isinstance(other, dict):
         _check_alike(root, record, other)
         shared = {key: other[key] for key in _SHARED if other.get(key)}
-        record = shared | {key: value for key, value in record.items() if value or key not in shared}
+        record = shared | {
+            key: value for key, value in record.items() if value or key not in shared
+        }
     return record, source
 
 

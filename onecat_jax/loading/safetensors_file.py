@@ -94,7 +94,6 @@ class SafetensorsFile:
         view.flags.writeable = False
         return view
 
-
     def will_read(self, name: str) -> None:
         """Starts fetching a tensor from disk without waiting for it.
 

@@ -1,9 +1,9 @@
 """FP8: weight F8_E4M3 [N, K] and its scales, BF16, F16 or F32, which all multiply.
 
-  one per tensor: weight_scale [] or [1]
-  one per row: weight_scale [N] or [N, 1]
-  one per block of 128 x 128: weight_scale_inv or weight_scale [ceil(N/128), ceil(K/128)], or (ModelOpt) weight_scale
-    [ceil(N/128), 1, ceil(K/128), 1]
+one per tensor: weight_scale [] or [1]
+one per row: weight_scale [N] or [N, 1]
+one per block of 128 x 128: weight_scale_inv or weight_scale [ceil(N/128), ceil(K/128)], or (ModelOpt) weight_scale
+  [ceil(N/128), 1, ceil(K/128), 1]
 """
 
 from dataclasses import dataclass

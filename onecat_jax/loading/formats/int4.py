@@ -19,7 +19,9 @@ CODES = 8  # in a word
 INT4_WORDS = ("I32",)
 INT4_SCALES = DENSE
 SYMMETRIC_ZERO = 8
-_WORDS_AT_ONCE = 32  # columns of words that are transposed together, over all of K: the blocks stay in the cache
+_WORDS_AT_ONCE = (
+    32  # columns of words that are transposed together, over all of K: the blocks stay in the cache
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from onecat_jax.custom_calls.linear import NVFP4Tensor, exact_matrix
 from onecat_jax.custom_calls.linear.weights import GROUP
 from onecat_jax.loading.formats.parts import Checks, Mismatch, Parts, Shape
 from onecat_jax.loading.formats.source import Arrays, Format, Source, Storage
-from onecat_jax.models.pieces import NVFP4_GRAIN, Cut, Grain, take
+from onecat_jax.models.pieces import NVFP4_GRAIN, Grain
 from onecat_jax.models.spec import TensorSpec
 
 _TILES = (1, 8, 16, 32, 64, 128)  # rows that exporters are known to fill up
@@ -57,12 +57,11 @@ class NVFP4Source(Source):
         rows, n = len(whole.codes), self.spec.shape[0]
         if rows == n:
             return whole
-        padding = exact_matrix(take(whole, Cut(0, ((n, rows),))))
-        if bad := int(np.count_nonzero(padding)):
+        if bad := int(np.count_nonzero(exact_matrix(_rows_of(whole, n, rows)))):
             raise Mismatch(
                 f"{self.weight} has {rows} rows where {n} are needed, and {bad} values of the rest aren't zero"
             )
-        return take(whole, Cut(0, ((0, n),)))  # type: ignore[return-value]
+        return _rows_of(whole, 0, n)
 
     def _multiplier(self, arrays: Arrays) -> np.float32:
         stored = np.float32(arrays(self.global_scale).reshape(()))
@@ -94,6 +93,11 @@ def _rows(n: int, shape: Shape) -> int:
     """Rows that are stored if they are N or N up to whole tiles, else N."""
     allowed = {-(-n // tile) * tile for tile in _TILES}
     return shape[0] if shape and shape[0] in allowed else n
+
+
+def _rows_of(tensor: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
+    rows = slice(start, stop)
+    return NVFP4Tensor(tensor.codes[rows], tensor.scales[rows], tensor.global_scale)
 
 
 def check_block_scales(name: str, scales: np.ndarray) -> None:

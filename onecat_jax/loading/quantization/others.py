@@ -27,9 +27,7 @@ def fp8(record: Mapping[str, Any], file: str) -> Rules:
     """
     block = record.get("weight_block_size")
     if block not in (None, FP8_BLOCK):
-        raise CheckpointError(
-            f"{file}: weight_block_size is {block}; {FP8_BLOCK} is implemented"
-        )
+        raise CheckpointError(f"{file}: weight_block_size is {block}; {FP8_BLOCK} is implemented")
     only = strings(record.get("modules_to_convert"))
     modules = Patterns.of(only) if only else EVERY_LINEAR
     kept = excluded(record, "modules_to_not_convert", "ignored_layers")
