@@ -35,10 +35,11 @@ class Buckets:
         Args:
           max_tokens: the longest prefill chunk wanted; rounded down to a power of two times 64.
           max_rows: requests decoded together.
-          min_rows: 2 where a program of one row would round differently from wider ones.
+          min_rows: 2 where a program of one row would round differently from wider ones, also if max_rows is 1.
         """
-        rows = _powers(min(min_rows, max_rows), max_rows)
-        rows = rows if rows[-1] == max_rows else (*rows, max_rows)
+        most = max(max_rows, min_rows)
+        rows = _powers(min_rows, most)
+        rows = rows if rows[-1] == most else (*rows, most)
         tokens = _powers(CHUNK, max(max_tokens, CHUNK))
         spare = MAX_PROGRAMS - len(rows) - (rows[-1] > 1)
         return Buckets(tokens[-max(spare, 1) :], rows)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from onecat_jax.buckets import MAX_PROGRAMS, Buckets
-from onecat_jax.errors import EngineError
+from onecat_jax.errors import EngineError, first_line
 from onecat_jax.forks import fork
 from onecat_jax.models.qwen3_5 import Params, StepBatch
 from onecat_jax.operands import Operands, host_scores
@@ -101,8 +101,8 @@ class Engine:
         try:
             yield
         except BaseException as failure:
-            lost, message = len(self.scheduler.running), (str(failure).splitlines() or [""])[0]
-            self._reset(message or type(failure).__name__)
+            lost, message = len(self.scheduler.running), first_line(failure)
+            self._reset(message)
             if not isinstance(failure, jax.errors.JaxRuntimeError):
                 raise
             raise EngineError(
@@ -200,10 +200,8 @@ class Engine:
         return launch
 
     def _run(self, key: tuple, function: Callable, operands: tuple) -> Any:
-        def build() -> Callable:
-            return partial(function, options=self.options)
-
-        return self.programs.call(key, build, (self.params, self.state, *operands))
+        step = partial(function, options=self.options)
+        return self.programs.call(key, step, (self.params, self.state, *operands))
 
     def _extend(
         self, request: Request, row: int, count: int, tokens: np.ndarray, status: int,

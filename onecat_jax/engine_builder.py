@@ -11,6 +11,7 @@ from onecat_jax.engine import Engine
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.memory_plan import MemoryPlan
 from onecat_jax.loading.planning import plan_memory
+from onecat_jax.loading.ranks import check_ranks
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.model_loader import LoadedModel, load_model
 from onecat_jax.models import registry
@@ -43,6 +44,7 @@ def build_engine(
     family = registry.resolve(checkpoint.config)
     model = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(model))
+    check_ranks(model, sources, config.tensor_parallel_size)  # before devices are counted
     placement = Placement.of(config.tensor_parallel_size)
     plan = plan_memory(config, model, sources, placement.devices)
     loading = partial(progress, "loading weights")
@@ -77,15 +79,10 @@ def _engine(
             launch_steps=LAUNCH_STEPS,
         ),
         buckets=Buckets.plan(
-            config.max_num_batched_tokens, config.max_num_seqs, _least_rows(config)
+            config.max_num_batched_tokens, config.max_num_seqs, loaded.options.least_rows
         ),
         scheduler=Scheduler(pool, config.max_num_seqs, request.max_model_len),
         table_width=pool.pages_for(request.max_model_len),
         banned=tokenizer.banned_mask(model.vocab_size),
         programs=Programs(placement),
     )
-
-
-def _least_rows(config: EngineConfig) -> int:
-    """Plain-JAX programs of one row would round differently from wider ones."""
-    return 2 if config.backend == "plain" else 1

@@ -27,3 +27,8 @@ class RequestError(OnecatError):
 
 class EngineError(OnecatError):
     """Engine arguments that are wrong or contradict each other, or a failure inside a running engine."""
+
+
+def first_line(error: BaseException) -> str:
+    """What any exception says, in one line: the first of its message, or the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from onecat_jax.sharding import Placement, specs_of
+from onecat_jax.models.qwen3_5.specs import param_specs
+from onecat_jax.sharding import TP, Placement
 
 Key = tuple[Hashable, ...]
 
@@ -28,11 +29,11 @@ class Programs:
     compile_seconds: float = 0.0
     _table: dict[Key, Any] = field(default_factory=dict)
 
-    def call(self, key: Key, build: Callable[[], Callable], args: tuple[Any, ...]) -> Any:
-        """Runs the program `key`, compiling `build()` for the shapes of `args` on first use."""
+    def call(self, key: Key, step: Callable, args: tuple[Any, ...]) -> Any:
+        """Runs the program `key`, which is `step` compiled for the shapes of `args` on first use."""
         program = self._table.get(key)
         if program is None:
-            program = self._table[key] = self._compile(build(), args)
+            program = self._table[key] = self._compile(step, args)
         return program(*args)
 
     def _compile(self, step: Callable, args: tuple[Any, ...]) -> Any:
@@ -46,7 +47,7 @@ class Programs:
         if self.placement.size == 1:
             return step
         whole = PartitionSpec()
-        params, state = specs_of(args[0]), specs_of(args[1])
+        params, state = param_specs(args[0]), args[1].specs(TP)
         in_specs = (params, state, *[whole] * (len(args) - 2))
         return self.placement.shard_map(step, in_specs=in_specs, out_specs=(state, whole))
 

@@ -75,8 +75,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
-        if self.seed == -1:
-            object.__setattr__(self, "seed", None)
+        if self.seed is not None:  # Python's own integer: NumPy's overflow in 64-bit arithmetic
+            object.__setattr__(self, "seed", None if self.seed == -1 else int(self.seed))
         if self.stop and not self.detokenize:
             raise RequestError(
                 "stop strings need the text, but detokenize is False: set detokenize=True or use stop_token_ids."

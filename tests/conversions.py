@@ -1,6 +1,6 @@
 """Checkpoints to convert, and what the conversion tests ask of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,15 @@ def load(folder: Path, ranks: int, dtype: str = "float32", backend: Any = "auto"
     config = EngineConfig(dtype=dtype, backend=backend, tensor_parallel_size=ranks)
     placement = Placement.of(ranks)
     return load_model(checkpoint, sources, model, config, lambda *_: None, placement).params
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, leaf) of nested dictionaries, in their order."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def bits(array: Any) -> bytes:

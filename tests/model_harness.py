@@ -27,7 +27,7 @@ from onecat_jax.models.qwen3_5 import (
 from onecat_jax.models.qwen3_5.specs import param_specs
 from onecat_jax.models.qwen3_5.weights import Loops
 from onecat_jax.sharding import TP, Placement
-from onecat_jax.state import CacheShape, CacheState
+from onecat_jax.state import CacheState
 
 PAGE = 16
 
@@ -70,25 +70,11 @@ class Harness:
 
     def new_state(self, poison: float = 0.0) -> CacheState:
         """Fresh caches; `poison` fills everything that isn't padding, as earlier users of the memory would."""
-        c = self.options.local
-        shape = CacheShape(
-            attention_layers=c.num_full_layers,
-            pages=self.table_pages * (self.slots - 1) + 1,
-            page_size=PAGE,
-            kv_heads=c.num_key_value_heads,
-            head_dim=c.head_dim,
-            gdn_layers=c.num_linear_layers,
-            slots=self.slots,
-            value_heads=c.linear_num_value_heads,
-            key_dim=c.linear_key_head_dim,
-            value_dim=c.linear_value_head_dim,
-            conv_channels=c.conv_dim,
-            conv_width=c.linear_conv_kernel_dim,
-            vocab=c.vocab_size,
-        )
+        pages = self.table_pages * (self.slots - 1) + 1
+        shape = self.options.local.cache_shape(pages=pages, page_size=PAGE, slots=self.slots)
         dtype = jnp.dtype(self.options.dtype)
         state = empty_state(self.placement, shape, kv_dtype=dtype, window_dtype=dtype)
-        return jax.tree.map(lambda a: a + jnp.asarray(poison, a.dtype), state)
+        return jax.tree.map(partial(_poisoned, poison=poison), state)
 
     def batch(self, tokens: Sequence[int], start: int, width: int, slot: int = 1) -> StepBatch:
         """One sequence's rows, padded to `width`, beside an empty batch row."""
@@ -126,6 +112,12 @@ class Harness:
             out, state = self.run(state, tokens[start : start + size], start, width, slot)
             start += size
             yield out, state
+
+
+def _poisoned(cache: Array, poison: float) -> Array:
+    """Counts hold no NaN: any other number will do."""
+    number = poison if np.isfinite(poison) or jnp.issubdtype(cache.dtype, jnp.floating) else 12345
+    return cache + jnp.asarray(number, cache.dtype)
 
 
 def _step(params: Params, state: CacheState, batch: StepBatch, options: ForwardOptions):

@@ -47,10 +47,12 @@ class Peak:
 
 def in_fresh_process(code: str, **environment: str) -> Any:
     """Runs code that prints JSON, in a process where freed blocks go back to the system at once."""
-    path = os.pathsep.join(sys.path)
+    path = os.pathsep.join(
+        filter(None, sys.path)
+    )  # an empty one would be the folder that pytest runs in
     given = {**os.environ, "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": "65536", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=given, check=False
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env=given, check=False
     )
     if done.returncode:
         raise RuntimeError(done.stderr)

@@ -137,6 +137,14 @@ def test_a_tensor_that_the_model_does_not_have(out: Path):
         assert "is unknown" in message
 
 
+def test_a_tensor_under_another_name(out: Path):
+    """One that is a name of the same tensor in an export."""
+    edit(out, lambda m: m["tensors"].update({"model.norm.weight": m["tensors"].pop("norm.weight")}))
+    checkpoint = Checkpoint.open(out)
+    assert "model.norm.weight" in checkpoint.tensors
+    load(out, 2)
+
+
 def test_a_tensor_that_is_missing(out: Path):
     edit(out, lambda manifest: manifest["tensors"].pop("norm.weight"))
     for message in refusals(out):
@@ -286,11 +294,33 @@ def test_a_converted_checkpoint_is_replaced_by_force_only(source: Path, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out", "source"]
 
 
+def test_folders_beside_it_are_left_alone(source: Path, tmp_path: Path):
+    beside = tmp_path / "out.replaced"
+    beside.mkdir()
+    (beside / "thesis.txt").write_text("years")
+    for force in (False, True):
+        convert(source, tmp_path / "out", force=force)
+    assert (beside / "thesis.txt").read_text() == "years"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.replaced", "source"]
+
+
 def test_an_empty_folder_is_filled_and_missing_parents_are_made(source: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "empty", tmp_path / "a" / "b"):
         assert convert(source, out).folder == out
         assert Checkpoint.open(out).tensors
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(source: Path, tmp_path: Path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    link.symlink_to("target")
+    for force in (False, True):
+        convert(source, link, force=force)
+        assert Checkpoint.open(link).tensors
+    assert link.is_symlink()
+    assert not target.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "source", "target"]
 
 
 def test_a_file_is_not_a_folder(source: Path, tmp_path: Path):
@@ -364,7 +394,9 @@ convert.convert({source!r}, {out!r})
 def begin(source: Path, out: Path) -> subprocess.Popen[str]:
     """A conversion in another process, which has written a few arrays and will take long for the rest."""
     code = _SLOW.format(source=str(source), out=str(out))
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     for _ in range(5):
         assert process.stdout.readline()
@@ -449,6 +481,8 @@ def test_orbax_is_silent_in_a_pipe(source: Path, tmp_path: Path):
         "from onecat_jax.sharding import Placement\n"
         f"restore_canonical({str(tmp_path / 'out')!r}, Placement.of(1))\nsys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

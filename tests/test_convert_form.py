@@ -23,14 +23,14 @@ from checkpoints import (
     tensor_specs,
     write_checkpoint,
 )
-from conversions import FOUR, QWEN_27B, bits, converted, host_tensors, parts
+from conversions import FOUR, QWEN_27B, bits, converted, flattened, host_tensors, parts
 
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.hub import embedded
 from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of
 from onecat_jax.loading.orbax.convert import convert
 from onecat_jax.loading.orbax.manifest import MANIFEST
-from onecat_jax.loading.orbax.tree import flattened, nested
+from onecat_jax.loading.orbax.tree import nested
 
 STYLES = {
     "bfloat16": Style(),

@@ -94,6 +94,14 @@ def test_a_warmed_profile_has_at_most_sixteen_programs(rows, tokens):
         assert with_scores <= MAX_PROGRAMS
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_no_program_has_fewer_rows_than_wanted(rows):
+    buckets = Buckets.plan(64, rows, 2)
+    assert min(buckets.decode_rows) == 2
+    assert buckets.decode_rows[-1] == max(rows, 2)
+    assert buckets.rows_for(1) == 2
+
+
 def test_too_many_programs_to_warm_are_refused_with_both_numbers(llm, monkeypatch):
     monkeypatch.setattr(llm._engine, "buckets", Buckets.plan(8192, 64, 1))
     with pytest.raises(EngineError, match=r"makes 31 programs, at most 16 are compiled ahead"):

@@ -1,8 +1,8 @@
 """Every weight format is read as its own package means it.
 
 Oracle: weights that the formats' public packages wrote and decoded (tests/golden/formats). Checked: the format is found in
-names and dtypes, the package's record agrees, decoding is exact, ranks hold the rows and columns they should, and the product with
-packed weights is that of the decoded matrix in float64. Not covered: whole models (test_formats_models).
+names and dtypes, the package's record agrees, decoding is exact, ranks hold the rows and columns they should, and the product
+with packed weights is that of the decoded matrix in float64. Not covered: whole models (test_formats_models).
 """
 
 import json

@@ -12,6 +12,7 @@ from functional_cases import small_checkpoint, tiny
 
 from onecat_jax import SamplingParams, functional
 from onecat_jax.errors import CheckpointError, EngineError, RequestError
+from onecat_jax.functional import arguments
 from onecat_jax.sampling import request_row, stack_rows
 from onecat_jax.sampling_params import derived_seed
 
@@ -44,6 +45,8 @@ BAD_CALLS = [
     ({"tokens": TOKENS[0]}, r"tokens is int32 \[8\]; integers \[batch, width\] are needed"),
     ({"tokens": TOKENS[:, :0]}, r"tokens is int32 \[2, 0\]"),
     ({"tokens": "abc"}, "tokens is str, which JAX doesn't take for an array"),
+    ({"tokens": [[2**40]]}, "tokens is list, which JAX doesn't take for an array: .* int32"),
+    ({"sampling": SamplingParams()}, r"sampling is SamplingParams; .* functional.sampling\(model, 2"),
     ({"lengths": LENGTHS[:1]}, r"lengths is int32 \[1\]; integers \[2\] are needed"),
     ({"lengths": 3}, r"lengths is int32 \[\]; integers \[2\]"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0; .* at least 1"),
@@ -85,6 +88,12 @@ def test_a_state_refuses_what_it_has_no_rows_or_room_for(model):
         functional.logprobs(model, params, np.ones((1, 9000), np.int32), [9])
 
 
+def test_keys_and_values_are_stored_as_asked(model):
+    for name, dtype in (("auto", "float32"), ("float16", "float16"), ("fp8_e4m3", "float8_e4m3fn")):
+        state = functional.new_state(model, 1, 16, kv_cache_dtype=name)
+        assert state.caches.kv.k.dtype.name == dtype
+
+
 BAD_SETTINGS = [
     ({"params": SamplingParams(seed=1, stop="x")}, "stop is .*; there is no text here"),
     ({"params": SamplingParams(seed=1, n=2)}, "n is 2; repeat the prompt's row"),
@@ -93,6 +102,7 @@ BAD_SETTINGS = [
     ({"params": [SamplingParams(seed=1)]}, "1 SamplingParams for 2 rows"),
     ({"params": SamplingParams()}, r"row 0 is sampled but has no seed \(2 rows of 2"),
     ({"params": SamplingParams(temperature=0.0), "temperature": jnp.ones(2)}, "has no seed"),
+    ({"params": SamplingParams(seed=0, logit_bias={10**6: 1.0})}, "logit_bias names token 1000000"),
     ({"seed": 5}, "seed is 5; .* rows that shared a seed would share"),
     ({"seed": [1, 2, 3]}, r"seed is \[1, 2, 3\]"),
     ({"seed": np.ones(2)}, r"seed is float64 \[2\]"),
@@ -206,3 +216,17 @@ def test_load_refuses_what_the_engine_refuses():
         functional.load(dtype="int8")
     with pytest.raises(CheckpointError, match="doesn't exist"):
         functional.load("no/such/folder/at/all")
+
+
+@pytest.mark.parametrize("params", [5, None, [5, 5], {"temperature": 1.0}], ids=str)
+def test_what_is_no_sampling_params_is_refused(model, params):
+    with pytest.raises(RequestError, match=r"params is .*; a SamplingParams or a list of them"):
+        functional.sampling(model, 2, params, seed=[1, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64])
+def test_integers_beyond_int32_are_clipped_not_wrapped(dtype):
+    lengths = np.array([2**32 - 1 if dtype is np.uint32 else 2**32 + 1, 3], dtype)
+    assert arguments.prompts(TOKENS, lengths)[1].tolist() == [8, 3]
+    ids = np.full((2, 8), lengths[0], dtype)
+    assert arguments.prompts(ids, lengths)[0].min() == 2**31 - 1

@@ -172,3 +172,23 @@ def test_a_donated_state_is_continued_in_place(loaded, batch):
     jax.tree.map(np.testing.assert_array_equal, out, alone)
     turn(params, after, *batch)
     assert turn._cache_size() == 1, "a new state and a used one are the same to a program"
+
+
+def test_in_plain_jax_one_row_alone_is_one_of_two(batch, tmp_path):
+    # One-row products round differently there, so a batch of one is padded.
+    model, params = functional.load(small_checkpoint(tmp_path), backend="plain")
+    tokens, lengths = batch
+    seeds = [5, 6]
+    both, alone = (
+        functional.generate(
+            model,
+            params,
+            tokens[:rows],
+            lengths[:rows],
+            functional.sampling(model, rows, _FREE, seed=seeds[:rows]),
+            max_new_tokens=NEW,
+        )
+        for rows in (2, 1)
+    )
+    for name in ("tokens", "lengths", "logprobs", "status"):
+        np.testing.assert_array_equal(getattr(alone, name)[0], getattr(both, name)[0])

@@ -70,7 +70,7 @@ def test_a_split_state_is_continued_and_repeated(split, prompts, generated):
     sampling = functional.sampling(model, ROWS, MIXED)
     (wanted, _), _ = generated
     half = functional.sampling(model, 2, MIXED[:1] + MIXED[2:3])
-    state = functional.new_state(model, 2, 128)
+    state = functional.new_state(model, 2, 256)
     state = functional.prefill(model, params, state, *padded([prompts[0], prompts[2]]), half)
     state, out = functional.decode(
         model, params, functional.repeat(model, state, 2), sampling, max_new_tokens=NEW

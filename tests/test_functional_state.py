@@ -5,6 +5,8 @@ tokens go into the state one by one and a prompt's in chunks of 64, which round 
 two candidates lie within 1e-4 nats (the gap rule; exceptions are printed).
 """
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from functional_cases import (
     NEW,
     PROMPT_LENGTHS,
     ROWS,
+    WIDTH,
     padded,
     random_prompts,
     rollout,
@@ -24,8 +27,15 @@ from onecat_jax import SamplingParams, functional
 from onecat_jax.functional import LENGTH, OVERFLOW, STOPPED
 
 CAPACITY = 256
+_PENALISED = replace(GREEDY, repetition_penalty=1.2, presence_penalty=0.5)
 _EVERYTHING = SamplingParams(
-    temperature=0.9, top_k=40, seed=4, min_tokens=3, repetition_penalty=1.2, frequency_penalty=0.1
+    temperature=0.9,
+    top_k=40,
+    seed=4,
+    min_tokens=12,
+    ignore_eos=True,
+    repetition_penalty=1.2,
+    frequency_penalty=0.1,
 )
 
 
@@ -69,7 +79,7 @@ def test_prefill_and_decode_are_generate(prompts):
 
 
 def test_decode_in_parts_is_decode_in_one(prompts):
-    sampling = settings(SamplingParams(temperature=1.0, seed=1, ignore_eos=True))
+    sampling = settings(_EVERYTHING)
     state = extended(empty(), prompts, sampling)
     whole_state, whole = continued(state, sampling)
     limits = np.array([5, 1, NEW, 0])
@@ -87,7 +97,7 @@ def test_a_prompt_given_in_parts_cut_at_multiples_of_64_is_the_prompt(prompts):
     long = [p + q for p, q in zip(random_prompts([65] * ROWS, seed=3), prompts, strict=True)]
     first = extended(empty(), [p[:65] for p in long], sampling)
     second = extended(first, [p[65:] for p in long], sampling)
-    tokens, lengths = padded(long, 192)
+    tokens, lengths = padded(long, 224)
     expected = functional.prefill(*tiny(), empty(), tokens, lengths, sampling)
     assert_equal(second, expected)
 
@@ -105,7 +115,8 @@ def test_a_row_that_gets_no_tokens_stays_as_it_is(prompts):
 
 
 def test_a_second_turn_continues_the_conversation_by_the_gap_rule(prompts):
-    sampling = settings()
+    # Penalties too: what the first turn has generated is part of the second one's prompt.
+    sampling = settings([GREEDY, GREEDY, _PENALISED, _PENALISED])
     state, first = continued(extended(empty(), prompts, sampling), sampling)
     turns = random_prompts((20, 64, 90, 1), seed=5)
     _, second = continued(extended(state, turns, sampling), sampling)
@@ -132,11 +143,11 @@ def test_repeated_rows_of_a_state_are_rows_of_the_same_prompt(prompts):
 
 def test_a_row_without_room_takes_no_tokens_and_says_so(prompts):
     sampling = settings()
-    state = extended(empty(capacity=100), prompts, sampling)
-    assert state.capacity == 112
+    state = extended(empty(capacity=170), prompts, sampling)
+    assert state.capacity == 176
     again = extended(state, prompts, sampling)
     assert again.overflow.tolist() == [True, False, False, False]
-    assert again.length.tolist() == [70, 18, 2, 66]
+    assert again.length.tolist() == [150, 18, 2, 66]
     _, out = continued(again, sampling)
     assert (int(out.lengths[0]), int(out.status[0])) == (0, OVERFLOW)
     _, alone = continued(extended(empty(), [[], *[p + p for p in prompts[1:]]], sampling), sampling)
@@ -145,9 +156,9 @@ def test_a_row_without_room_takes_no_tokens_and_says_so(prompts):
 
 def test_a_row_ends_where_its_room_ends(prompts):
     sampling = settings()
-    full = [random_prompts([96], seed=2)[0], *prompts[1:]]
+    full = [random_prompts([WIDTH], seed=2)[0], *prompts[1:]]
     first, begun = continued(
-        extended(empty(capacity=100), full, sampling), sampling, limits=[10] * ROWS
+        extended(empty(capacity=170), full, sampling), sampling, limits=[10] * ROWS
     )
     second, out = continued(first, sampling)
     assert out.lengths.tolist() == [6, NEW, NEW, NEW]

@@ -19,6 +19,20 @@ _MAY_IMPORT = {
     "sharding": ("sharding", "errors"),
     "errors": (),
     "text": ("text", "errors", "json_files", "sampling_params"),
+    "functional": (
+        "functional",
+        "compile_cache",
+        "config",
+        "loading",
+        "model_loader",
+        "models",
+        "custom_calls",
+        "sampling",
+        "sampling_params",
+        "steps",
+        "text",
+        *_LEAVES,
+    ),
     "sampling": ("sampling", "errors", "sampling_params", "sharding", "state"),
 }
 

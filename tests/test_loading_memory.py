@@ -92,7 +92,9 @@ def test_planned_weight_bytes_are_the_bytes_of_the_arrays(
     specs = tensor_specs(config)
     plain = Policy(backend="plain")
     tensors = load_tensors(checkpoint, specs)
-    params = build_params(tensors, config, route=LinearRoute(plain), dtype=jnp.dtype(dtype), loops="superblocks")
+    params = build_params(
+        tensors, config, route=LinearRoute(plain), dtype=jnp.dtype(dtype), loops="superblocks"
+    )
     arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(params)}
     request = replace(REQUEST, compute_dtype=dtype, kv_dtype=dtype, policy=plain)
     planned = requirements(config, find_sources(checkpoint, specs), request)

@@ -93,7 +93,8 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     "FP8": (
         "dense",
         cast(f"{UP}.weight", FP8),
-        f"{UP}.weight (model.safetensors, F8_E4M3 [96, 64]) is FP8, its weight_scale is missing, needed BF16",
+        f"{UP}.weight (model.safetensors, F8_E4M3 [96, 64]) is FP8, its weight_scale is missing, needed BF16 or F16 or F32 "
+        "[] or [1]",
     ),
     "block FP8": (
         "dense",

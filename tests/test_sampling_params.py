@@ -170,3 +170,11 @@ def test_only_the_first_sample_scores_the_prompt():
 
 def test_seed_minus_one_means_none():
     assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=np.int64(-1)).seed is None
+
+
+@pytest.mark.parametrize("seed", [np.int64(-5), np.int32(5), np.uint64(2**64 - 1)])
+def test_a_seed_of_numpy_is_the_same_number(seed):
+    params = SamplingParams(seed=seed, n=2)
+    assert type(params.seed) is int
+    assert params.samples() == SamplingParams(seed=int(seed), n=2).samples()

@@ -82,7 +82,7 @@ def unaligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def test_a_device_that_copies_needs_little_more_than_one_site_on_the_host(
     checkpoint, monkeypatch: pytest.MonkeyPatch, model: str, ranks: int
 ):
-    monkeypatch.setattr("onecat_jax.custom_calls.linear.build._empty", unaligned)
+    monkeypatch.setattr("onecat_jax.custom_calls.linear.stacks._empty", unaligned)
     load = Loading(checkpoint(model), ranks)
     print(
         f"\n{model}, {ranks} ranks, copied: {load.peak / 1e6:.1f} MB at most beside {load.shards / 1e6:.1f} MB a device"

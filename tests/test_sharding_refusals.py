@@ -33,7 +33,9 @@ FOUR = replace(SMALL, linear_num_key_heads=4)
 def sources(config: ModelConfig, form: str = "dense") -> dict[str, Source]:
     """As `find_sources` would give them for a checkpoint whose linears of layers are all of one format."""
     return {
-        name: (NVFP4Source if form == "nvfp4" and spec.kind == "linear" else DenseSource)(spec, name)
+        name: (NVFP4Source if form == "nvfp4" and spec.kind == "linear" else DenseSource)(
+            spec, name
+        )
         for name, spec in tensor_specs(config).items()
         if name != "lm_head.weight"
     }

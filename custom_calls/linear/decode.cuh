@@ -38,8 +38,8 @@ __device__ __forceinline__ float stored_row_scale(const LinearArgs& a, int layer
 
 // ---- FP8
 
-// One packed word -> two half2 of code value * 2^-8: exact, for a float16 has more exponents and as many steps below the
-// smallest normal number (E4M3 2^-6 -> 2^-14) as E4M3 at least.
+// One packed word -> two half2 of code value * 2^-8: exact, for exponents of 4 bits are exponents of 5 bits with another bias,
+// and codes below E4M3's smallest normal number, 2^-6, are patterns below float16's, 2^-14.
 __device__ __forceinline__ void decode_e4m3(u32 w, u32& a, u32& b) {
   a = w & 0xbf80bf80u;
   b = ((w << 7) & 0x3f803f80u) | ((w << 1) & 0x80008000u);
@@ -47,46 +47,59 @@ __device__ __forceinline__ void decode_e4m3(u32 w, u32& a, u32& b) {
 
 // ---- scales of groups of k: four consecutive ones, those of the rows whose sums the lane holds
 
-struct FourScales {
+struct FourFloats {
   uint4 raw;
 
   // `place` counts scales.
-  __device__ __forceinline__ void load(const void* scales, size_t place, int type) {
-    if (type == kScaleF32) {
-      raw = load16(static_cast<const float*>(scales) + place);
-    } else {
-      const uint2 v = load8(static_cast<const unsigned short*>(scales) + place);
-      raw = make_uint4(v.x, v.y, 0, 0);
-    }
+  __device__ __forceinline__ void load(const void* scales, size_t place) {
+    raw = load16(static_cast<const float*>(scales) + place);
+  }
+  __device__ __forceinline__ float get(int i, int) const { return __uint_as_float(component(raw, i)); }
+};
+
+// float16 or bfloat16, as `type` says when they are used.
+struct FourHalves {
+  uint2 raw;
+
+  __device__ __forceinline__ void load(const void* scales, size_t place) {
+    raw = load8(static_cast<const unsigned short*>(scales) + place);
   }
   __device__ __forceinline__ float get(int i, int type) const {
-    if (type == kScaleF32) return __uint_as_float(component(raw, i));
     const u32 pair = i < 2 ? raw.x : raw.y;
-    if (type == kScaleBF16) return __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
     const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    return i & 1 ? both.y : both.x;
+    const float bf16 = __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
+    return type == kScaleBF16 ? bf16 : i & 1 ? both.y : both.x;
   }
 };
 
-// FP8 with scales of rows: nothing beside the codes.
-struct RowsReader {
-  struct Nothing {};
-
-  template <class Lane>
-  __device__ __forceinline__ RowsReader(const LinearArgs&, int, const Lane&) {}
-  __device__ __forceinline__ void load(int, Nothing&) const {}
+// FP8 with scales of rows: they wait for the epilogue, beside the codes lies nothing.
+struct ScalesOfRows {
+  static constexpr int kSpans = 0;
+  struct Beside {};
+  struct Reader {
+    template <class Lane>
+    __device__ __forceinline__ Reader(const LinearArgs&, int, const Lane&) {}
+    __device__ __forceinline__ void load(int, Beside&) const {}
+  };
+  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n); }
 };
 
-// FP8 with scales of 128 k: four units of 32 k share one.
-struct BlocksReader {
-  const float* scales;
+// FP8 with scales of 128 k, which four units of 32 k share: they multiply the float32 sums, for a float16 operand times a scale
+// would round.
+struct ScalesOfBlocks {
+  static constexpr int kSpans = 1;
+  using Beside = FourFloats;
+  struct Reader {
+    const float* scales;
 
-  template <class Lane>
-  __device__ __forceinline__ BlocksReader(const LinearArgs& a, int layer, const Lane& at)
-      : scales(static_cast<const float*>(a.scales) + block_of(a, layer) * a.groups * kBlockRows + at.sums) {}
-  __device__ __forceinline__ void load(int u, FourScales& out) const {
-    out.load(scales, static_cast<size_t>(u >> 2) * kBlockRows, kScaleF32);
-  }
+    template <class Lane>
+    __device__ __forceinline__ Reader(const LinearArgs& a, int layer, const Lane& at)
+        : scales(static_cast<const float*>(a.scales) + block_of(a, layer) * a.groups * kBlockRows + at.sums) {}
+    __device__ __forceinline__ void load(int u, Beside& out) const {
+      out.load(scales, static_cast<size_t>(u >> 2) * kBlockRows);
+    }
+  };
+  static __device__ __forceinline__ float row_scale(const LinearArgs&, int, int) { return kHalfUnit; }
 };
 
 // ---- INT4
@@ -106,34 +119,33 @@ struct ZeroPair {
   }
 };
 
-// What goes with a unit of 64 k: one scale, or one for each 32 k.
-template <int S>
+// What goes with a unit of 64 k: one group's scales and zero points, or those of each 32 k.
+template <int S, class FourScales>
 struct Int4Beside {
   FourScales scales[S];
   u32 zeros[S];  // as many bytes as the family's lanes need
 };
 
 // `kZeros` bytes of zero points from Lane::zeros on.
-template <int S, int kZeros>
+template <int S, class FourScales, int kZeros>
 struct Int4Reader {
   const void* scales;
   const unsigned char* zeros;
   size_t first;
   u32 reciprocal;
-  int type;
 
   template <class Lane>
   __device__ __forceinline__ Int4Reader(const LinearArgs& a, int layer, const Lane& at)
-      : scales(a.scales), reciprocal(a.group_reciprocal), type(a.scale_type) {
+      : scales(a.scales), reciprocal(a.group_reciprocal) {
     const size_t start = block_of(a, layer) * a.groups * kBlockRows;
     first = start + at.sums;
     zeros = a.zeros + start + at.zeros;
   }
-  __device__ __forceinline__ void load(int u, Int4Beside<S>& out) const {
+  __device__ __forceinline__ void load(int u, Int4Beside<S, FourScales>& out) const {
 #pragma unroll
     for (int s = 0; s < S; ++s) {
       const u32 half = 2 * u + s, group = reciprocal ? __umulhi(half, reciprocal) : half;
-      out.scales[s].load(scales, first + static_cast<size_t>(group) * kBlockRows, type);
+      out.scales[s].load(scales, first + static_cast<size_t>(group) * kBlockRows);
       const unsigned char* z = zeros + static_cast<size_t>(group) * kBlockRows;
       out.zeros[s] = kZeros == 4 ? load4(z) : load1(z);
     }

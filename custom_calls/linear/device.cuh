@@ -138,7 +138,7 @@ __device__ __forceinline__ u32 finish_pair(u32 product, float factor) {
   ONECAT_LINEAR(SUFFIX, DECODER, 8, 4, 4) \
   ONECAT_LINEAR(SUFFIX, DECODER, 16, 4, 3) \
   ONECAT_LINEAR(SUFFIX, DECODER, 32, 4, 2) \
-  ONECAT_LINEAR(SUFFIX, DECODER, 8, 8, 2) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 8, 8, (onecat::linear::DECODER::kSpans > 1 ? 1 : 2)) \
   ONECAT_LINEAR(SUFFIX, DECODER, 16, 8, (onecat::linear::DECODER::kSpans > 1 ? 1 : 2)) \
   ONECAT_LINEAR(SUFFIX, DECODER, 32, 8, 1) \
   extern "C" __global__ void __launch_bounds__(onecat::linear::kExpandWarps * 32) \

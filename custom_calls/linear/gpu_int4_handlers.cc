@@ -6,8 +6,9 @@ namespace onecat::linear {
 namespace {
 
 constexpr Kind kKind = {"int4", 64};
-constexpr const char* kUnits = "";  // suffixes of the kernels for one scale per unit of 64 k, and for two
-constexpr const char* kHalves = "_halves";
+constexpr const char* kUnits = "";  // suffixes of the kernels: 16-bit scales, groups that are multiples of 64 k
+constexpr const char* kHalves = "_halves";  // 16-bit scales, other groups
+constexpr const char* kWide = "_wide";      // float32 scales
 
 struct Packed {
   U8 codes;
@@ -26,7 +27,9 @@ bool scale_type(ffi::DataType type, int* out) {
   }
 }
 
-const char* suffix_of(int32_t group) { return group % kKind.unit_k ? kHalves : kUnits; }
+const char* suffix_of(const LinearArgs& args, int32_t group) {
+  return args.scale_type == kScaleF32 ? kWide : group % kKind.unit_k ? kHalves : kUnits;
+}
 
 // Checks the weight against logical [n, k] and fills the arguments that describe it.
 ffi::Error describe(const Packed& w, int64_t n, int64_t k, LinearArgs* args) {
@@ -58,7 +61,7 @@ ffi::Error Linear(CUstream stream, F16 x, U8 codes, ffi::AnyBuffer scales, U8 ze
   if (ffi::Error error = check_rows(kKind, x, *y); error.failure()) return error;
   const Packed weight{codes, scales, zeros, index, mul, add, group};
   if (ffi::Error error = describe(weight, y->dimensions()[1], x.dimensions()[1], &args); error.failure()) return error;
-  return launch_linear(stream, module, suffix_of(group), x, *y, args);
+  return launch_linear(stream, module, suffix_of(args, group), x, *y, args);
 }
 
 ffi::Error Expand(CUstream stream, U8 codes, ffi::AnyBuffer scales, U8 zeros, LayerIndex index, ffi::Result<F16> slab,
@@ -69,11 +72,11 @@ ffi::Error Expand(CUstream stream, U8 codes, ffi::AnyBuffer scales, U8 zeros, La
   if (ffi::Error error = check_slab(kKind, *slab); error.failure()) return error;
   const Packed weight{codes, scales, zeros, index, mul, add, group};
   if (ffi::Error error = describe(weight, slab->dimensions()[0], slab->dimensions()[1], &args); error.failure()) return error;
-  return launch_expand(stream, module, suffix_of(group), *slab, args);
+  return launch_expand(stream, module, suffix_of(args, group), *slab, args);
 }
 
 ffi::Error Initialize(CUstream stream, int32_t, int32_t, int32_t group, std::string_view layout) {
-  return load_kernels(stream, kKind, layout, {suffix_of(group)});
+  return load_kernels(stream, kKind, layout, {group % kKind.unit_k ? kHalves : kUnits, kWide});
 }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,

@@ -6,12 +6,12 @@
 
 namespace onecat::linear {
 
-// S scales per unit of 64 k.
-template <int S>
+// S groups per unit of 64 k.
+template <int S, class FourScales>
 struct Int4 {
   static constexpr int kUnitK = 64, kSpans = S;
-  using Beside = Int4Beside<S>;
-  using Reader = Int4Reader<S, 1>;
+  using Beside = Int4Beside<S, FourScales>;
+  using Reader = Int4Reader<S, FourScales, 1>;
 
   const Unit<Int4>& unit;
   int type;
@@ -29,10 +29,12 @@ struct Int4 {
   static __device__ __forceinline__ float row_scale(const LinearArgs&, int, int) { return 1.0f; }
 };
 
-using Int4Units = Int4<1>;
-using Int4Halves = Int4<2>;
+using Int4Units = Int4<1, FourHalves>;
+using Int4Halves = Int4<2, FourHalves>;
+using Int4Wide = Int4<2, FourFloats>;  // any groups under float32 scales
 
 }  // namespace onecat::linear
 
 ONECAT_LINEARS(, Int4Units)
 ONECAT_LINEARS(_halves, Int4Halves)
+ONECAT_LINEARS(_wide, Int4Wide)

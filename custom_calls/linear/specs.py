@@ -17,11 +17,6 @@ class LinearSpec:
     k: int
     tags: frozenset[str] = frozenset()
 
-    @property
-    def nvfp4_bytes(self) -> int:
-        """Codes and block scales."""
-        return self.n * self.k * 9 // 16
-
 
 def _spec(name: str, n: int, k: int, *tags: str) -> LinearSpec:
     return LinearSpec(name, n, k, frozenset(tags))

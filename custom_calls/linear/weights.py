@@ -10,9 +10,7 @@ from jax import Array, lax
 
 GROUP = 16  # NVFP4 codes per block scale
 BLOCK = 128  # edge of an FP8 scale block
-HALF_UNIT = (
-    32  # every packed layout has one INT4 scale for this many k, so groups are multiples of it
-)
+HALF_UNIT = 32  # INT4 groups are multiples of so many k, which have one scale in every layout
 
 
 @dataclass(frozen=True)

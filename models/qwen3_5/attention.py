@@ -47,7 +47,9 @@ def attention(
     q = rotate(rms_norm(q, pick(stack.q_norm, layer), options.eps), *rotary)
     k = rotate(rms_norm(k, pick(stack.k_norm, layer), options.eps), *rotary)
     scales = None if stack.cache_scales is None else pick(stack.cache_scales, layer)
-    if scales is not None:  # (q * s) . (k / s) is q . k, and so for values: a float8 cache holds what its range is made for
+    if (
+        scales is not None
+    ):  # (q * s) . (k / s) is q . k, and so for values: a float8 cache holds what its range is made for
         q, k, v = q * scales[0], k / scales[0], v.astype(jnp.float32) / scales[1]
     q, k, v = q.astype(dtype), k.astype(dtype), v.astype(dtype)
     first = cache_layer * kv.pages

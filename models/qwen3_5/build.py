@@ -157,7 +157,7 @@ class _Builder:
         return self._matrices([[f"layers.{i}.{name}.weight" for name in names] for i in layers])
 
     def gates(self, layers: Sequence[int]) -> Dense:
-        """The narrow projections of the gates, which are dense whatever stores them: decoded, at the cost of few bytes."""
+        """The narrow projections of the gates, dense whatever stores them: decoded exactly, at the cost of few bytes."""
         rows = [[f"layers.{i}.{name}.weight" for name in _GATES] for i in layers]
         return _dense(self._matrices(rows, decoded=True))
 

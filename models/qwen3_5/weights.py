@@ -40,7 +40,9 @@ class AttentionStack:
     q_norm: Array  # [L, D] zero-centred
     k_norm: Array  # [L, D] zero-centred
     o_proj: Linear  # [E, H*D]
-    cache_scales: Array | None = None  # [L, 2] float32: what cached keys and values are multiplied by
+    cache_scales: Array | None = (
+        None  # [L, 2] float32: what cached keys and values are multiplied by
+    )
 
 
 @jax.tree_util.register_dataclass

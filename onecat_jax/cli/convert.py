@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("out", help="folder to make; it must not exist or be empty")
+    parser.add_argument("out", help="folder to make: a missing or an empty one")
     parser.add_argument(
         "--force", action="store_true", help="replace a converted checkpoint in OUT"
     )

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from onecat_jax.errors import RequestError
@@ -21,14 +22,14 @@ def array_of(name: str, value: Any) -> Array:
     """
     try:
         return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(
             f"{name} is {type(value).__name__}, which JAX doesn't take for an array: {error}"
         ) from error
 
 
 def integers(name: str, value: Any, axes: str, shape: tuple[int | None, ...]) -> Array:
-    """An integer array of a shape, as int32.
+    """An integer array of a shape, as int32; what is beyond int32 becomes its end.
 
     Args:
       name: of the argument.
@@ -39,7 +40,7 @@ def integers(name: str, value: Any, axes: str, shape: tuple[int | None, ...]) ->
     Raises:
       RequestError: another dtype or shape.
     """
-    x = array_of(name, value)
+    x = array_of(name, _narrow(value, np))  # here, because JAX would wrap NumPy's int64
     fits = x.ndim == len(shape) and all(
         found == size or (size is None and found > 0)
         for found, size in zip(x.shape, shape, strict=False)
@@ -51,7 +52,15 @@ def integers(name: str, value: Any, axes: str, shape: tuple[int | None, ...]) ->
         raise RequestError(
             f"{name} is {described(x)}; integers [{', '.join(map(str, sizes))}] are needed."
         )
-    return x.astype(jnp.int32)
+    return _narrow(x, jnp)
+
+
+def _narrow(x: Any, numpy: Any) -> Any:
+    """A wider integer array as int32, clipped; anything else as it is."""
+    if not isinstance(x, numpy.ndarray) or x.dtype.kind not in "iu" or x.dtype == np.int32:
+        return x
+    own, narrow = np.iinfo(x.dtype), np.iinfo(np.int32)
+    return numpy.clip(x, max(own.min, narrow.min), min(own.max, narrow.max)).astype(np.int32)
 
 
 def prompts(tokens: Any, lengths: Any, batch: int | None = None) -> tuple[Array, Array]:
@@ -65,11 +74,17 @@ def prompts(tokens: Any, lengths: Any, batch: int | None = None) -> tuple[Array,
     return ids, jnp.clip(counts, 0, ids.shape[1])
 
 
-def same_batch(batch: int, settings: int) -> None:
-    """Raises RequestError unless the settings have `batch` rows."""
-    if settings != batch:
+def same_batch(batch: int, sampling: Any) -> None:
+    """Raises RequestError unless the settings are of `functional.sampling` and have `batch` rows."""
+    rows = getattr(sampling, "batch", None)
+    if rows is None:
         raise RequestError(
-            f"sampling has {settings} rows, the sequences are {batch}: make it with functional.sampling(model, {batch}, ...)."
+            f"sampling is {type(sampling).__name__}; settings of rows are needed: make them with "
+            f"functional.sampling(model, {batch}, ...)."
+        )
+    if rows != batch:
+        raise RequestError(
+            f"sampling has {rows} rows, the sequences are {batch}: make it with functional.sampling(model, {batch}, ...)."
         )
 
 

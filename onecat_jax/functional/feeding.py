@@ -1,7 +1,7 @@
 """Running given tokens through the model, in chunks on the grid that the engine uses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from onecat_jax.functional.ranks import over_ranks, specs
 from onecat_jax.functional.sequences import State, pad_rows, padded_rows, tables
 from onecat_jax.functional.settings import Sampling
 from onecat_jax.models.qwen3_5 import Params, StepBatch
-from onecat_jax.state import CacheState
+from onecat_jax.state import CacheState, TokenHistory
+from onecat_jax.state.history import PROMPT
 from onecat_jax.steps import feed
 
 _ROWS = 512  # rows of the matrix products of one chunk, about
@@ -99,10 +100,10 @@ def prefill(
       the state after the tokens. A row that has no room for all of its tokens takes none and is marked in `overflow`.
 
     Raises:
-      RequestError: wrong shapes or dtypes, or T is beyond the room of an empty sequence.
+      RequestError: wrong shapes or dtypes.
     """
     ids, counts = prompts(tokens, lengths, state.batch)
-    same_batch(state.batch, sampling.batch)
+    same_batch(state.batch, sampling)
     return _prefill(model, params, state, ids, counts, sampling)
 
 
@@ -130,10 +131,24 @@ def extend(
     )
     fed = lengths - jnp.where(waiting | (lengths == 0), 0, 1)
     start = jnp.maximum(state.length - 1, 0)
-    caches = _feed(model, params, state.caches, joined, start, fed, sampling)
+    caches = _all_prompt(state.caches, lengths > 0)
+    caches = _feed(model, params, caches, joined, start, fed, sampling)
     newest = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
-    last = jnp.where(lengths > 0, newest, state.last)
-    return State(caches, total, last, overflow)
+    given = lengths > 0
+    return State(
+        caches,
+        length=total,
+        last=jnp.where(given, newest, state.last),
+        prompt=jnp.where(given, total, state.prompt),
+        overflow=overflow,
+    )
+
+
+def _all_prompt(caches: CacheState, rows: Array) -> CacheState:
+    """What these rows [B] have generated so far belongs to the prompt of what comes next, as it would if it were given anew."""
+    counts = caches.history.counts
+    slots = jnp.pad(rows, (1, counts.shape[0] - 1 - rows.shape[0]))[:, None]
+    return replace(caches, history=TokenHistory(jnp.where(slots & (counts > 0), PROMPT, counts)))
 
 
 def _feed(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from onecat_jax.compile_cache import enable_compile_cache
 from onecat_jax.config import EngineConfig
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.cache_scales import find_cache_scales
@@ -64,8 +65,8 @@ class Model:
 
     @property
     def least_rows(self) -> int:
-        """Rows that programs are padded to: plain JAX rounds one row differently from several."""
-        return 2 if self.forward.policy.backend == "plain" else 1
+        """Rows that programs are padded to."""
+        return self.forward.least_rows
 
     def banned_mask(self) -> Array:
         """bool [V], True for ids that are never sampled."""
@@ -88,7 +89,7 @@ def load(
     strict: bool = False,
     tensor_parallel_size: int = 1,
 ) -> tuple[Model, Params]:
-    """Reads a checkpoint.
+    """Reads a checkpoint. As `LLM` does, it has JAX keep compiled programs on disk, unless a folder is configured already.
 
     Args:
       model: "tiny" (embedded), a checkpoint folder, or a Hugging Face name.
@@ -112,13 +113,14 @@ def load(
             "tensor_parallel_size": tensor_parallel_size,
         }
     )
+    enable_compile_cache()
     checkpoint = Checkpoint.open(model)
     tokenizer = Tokenizer.from_directory(checkpoint.root)
     family = registry.resolve(checkpoint.config)
     geometry = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(geometry))
-    placement = Placement.of(tensor_parallel_size)
     check_ranks(geometry, sources, tensor_parallel_size)
+    placement = Placement.of(tensor_parallel_size)
     loaded = load_model(checkpoint, sources, geometry, config, lambda *_: None, placement)
     size = min(geometry.vocab_size, tokenizer.vocab_size)
     described = Model(

@@ -32,7 +32,8 @@ def over_ranks(model: Model, function: Callable, *args: Any, out: Any = WHOLE) -
 def specs(x: Any) -> Any:
     """How an argument lies on the ranks."""
     if isinstance(x, State):
-        return State(x.caches.specs(TP), WHOLE, WHOLE, WHOLE)  # type: ignore[arg-type]  # specs in the place of arrays
+        whole: Any = WHOLE  # specs in the place of arrays
+        return State(x.caches.specs(TP), whole, whole, whole, whole)
     if isinstance(x, Params):
         return param_specs(x)
     return WHOLE

@@ -1,6 +1,6 @@
 """Generation: a loop of decode steps over a state, and the whole way from prompts to new tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,14 @@ from onecat_jax.functional.arguments import integers, prompts, same_batch, whole
 from onecat_jax.functional.feeding import extend
 from onecat_jax.functional.model import Model
 from onecat_jax.functional.ranks import over_ranks, specs
-from onecat_jax.functional.sequences import State, empty, pad_rows, padded_rows, tables
+from onecat_jax.functional.sequences import (
+    State,
+    empty,
+    pad_rows,
+    padded_rows,
+    repeat_last_row,
+    tables,
+)
 from onecat_jax.functional.settings import Sampling
 from onecat_jax.functional.storage import check_length, kv_storage
 from onecat_jax.models.qwen3_5 import Params
@@ -73,7 +80,7 @@ def generate(
     """
     ids, counts = prompts(tokens, lengths)
     batch, width = ids.shape
-    same_batch(batch, sampling.batch)
+    same_batch(batch, sampling)
     longest = width + whole("max_new_tokens", max_new_tokens, 1)
     check_length(f"the prompts' width {width} + max_new_tokens {max_new_tokens}", longest, model)
     kv = kv_storage(kv_cache_dtype, model)
@@ -96,7 +103,7 @@ def decode(
       model: static.
       params: weights.
       state: donate it.
-      sampling: settings of the rows; min_tokens and penalties of generated tokens count from here on.
+      sampling: settings of the rows; min_tokens and penalties count what was generated since the last `prefill`.
       max_new_tokens: static, N. A row also ends where the state has no more room for it.
       limits: integers [B], new tokens of each row at most; N for all by default.
 
@@ -106,7 +113,7 @@ def decode(
     Raises:
       RequestError: wrong shapes or dtypes.
     """
-    same_batch(state.batch, sampling.batch)
+    same_batch(state.batch, sampling)
     whole("max_new_tokens", max_new_tokens, 1)
     most = _limits(limits, state.batch, max_new_tokens)
     return _decode(model, max_new_tokens, params, state, sampling, most)
@@ -191,14 +198,16 @@ def advance(
         slots=slots,
         table=table,
     )
-    settings = jax.tree.map(pad, sampling.after(state.length))
+    padded = partial(repeat_last_row, rows=slots.shape[0])
+    settings = jax.tree.map(padded, sampling.after(state.prompt))
     steps, banned = jnp.asarray(count, jnp.int32), model.banned_mask()
     caches, launch = decode_steps(
         params, state.caches, rows, settings, banned, steps, model.steps(count), k=0
     )
     out = _generated(launch, state.batch, ended)
     last = jnp.where(out.lengths > 0, launch.rows.token[: state.batch], state.last)
-    return State(caches, state.length + out.lengths, last, state.overflow), out
+    length = state.length + out.lengths
+    return replace(state, caches=caches, length=length, last=last), out
 
 
 def _ended(state: State) -> Array:

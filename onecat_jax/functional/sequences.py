@@ -23,6 +23,7 @@ class State:
     caches: CacheState
     length: Array  # [B] int32 tokens of each sequence; all but the last are in the caches
     last: Array  # [B] int32 the last token, the next one to be fed
+    prompt: Array  # [B] int32 tokens up to the last given one; what comes behind them was generated since
     overflow: Array  # [B] bool: more tokens were given than fit; such a row takes no more
 
     @property
@@ -64,7 +65,7 @@ def empty(model: Model, batch: int, length: int, kv_dtype: str, *, history: bool
         window_dtype=model.forward.compute_dtype,
     )
     zero = jnp.zeros((batch,), jnp.int32)
-    return State(caches, zero, zero, jnp.zeros((batch,), bool))
+    return State(caches, zero, zero, zero, jnp.zeros((batch,), bool))
 
 
 def taken(state: State, rows: Array, least_rows: int) -> State:
@@ -83,7 +84,13 @@ def taken(state: State, rows: Array, least_rows: int) -> State:
         ),
         TokenHistory(history.counts[slots]),
     )
-    return State(moved, state.length[rows], state.last[rows], state.overflow[rows])
+    return State(
+        moved,
+        length=state.length[rows],
+        last=state.last[rows],
+        prompt=state.prompt[rows],
+        overflow=state.overflow[rows],
+    )
 
 
 def _take(flat: Array, per_layer: int, places: Array) -> Array:
@@ -93,5 +100,10 @@ def _take(flat: Array, per_layer: int, places: Array) -> Array:
 
 
 def pad_rows(x: Array, rows: int) -> Array:
-    """[B, ...] -> [rows, ...], the last row repeated."""
-    return jnp.pad(x, [(0, rows - x.shape[0])] + [(0, 0)] * (x.ndim - 1), mode="edge")
+    """[B, ...] -> [rows, ...], zeros behind."""
+    return jnp.pad(x, [(0, rows - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
+
+
+def repeat_last_row(x: Array, rows: int) -> Array:
+    """[B, ...] -> [rows, ...], the last row again and again."""
+    return jnp.concatenate([x, jnp.repeat(x[-1:], rows - x.shape[0], axis=0)])

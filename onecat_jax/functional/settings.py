@@ -71,15 +71,20 @@ def sampling(
         presence_penalty, frequency_penalty, repetition_penalty; one value, or [B]. Their values aren't checked.
 
     Raises:
-      RequestError: a setting that means nothing here (stop strings, n, logprobs), a wrong shape or dtype, or rows that are
-        sampled without a seed.
+      RequestError: a setting that means nothing here (stop strings, n, logprobs), a bias of a token that doesn't exist, a wrong
+        shape or dtype, or rows that are sampled without a seed.
     """
     whole("batch", batch, 1)
     each = _each(params, batch)
     words = None if seed is None else _seed_words(seed, batch)
     if words is None:
         _check_seeds(each, arrays)
-    rows = [request_row(p, model.eos_ids, seed=p.seed or 0, prompt_length=0) for p in each]
+    rows = [
+        request_row(
+            p, model.eos_ids, seed=p.seed or 0, prompt_length=0, vocab_size=model.vocab_size
+        )
+        for p in each
+    ]
     state = stack_rows(rows)
     if words is not None:
         state = replace(state, seed=words)
@@ -87,7 +92,10 @@ def sampling(
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams], batch: int) -> list[SamplingParams]:
-    each = [params] * batch if isinstance(params, SamplingParams) else list(params)
+    each = [params] * batch if isinstance(params, SamplingParams) else params
+    if not isinstance(each, list | tuple) or not all(isinstance(p, SamplingParams) for p in each):
+        raise RequestError(f"params is {each!r:.60}; a SamplingParams or a list of them is needed.")
+    each = list(each)
     if len(each) != batch:
         raise RequestError(
             f"{len(each)} SamplingParams for {batch} rows; give one, or one for each row."

@@ -75,7 +75,7 @@ def request_row(
     padded[: len(stops)] = stops
     bits = seed & (2**64 - 1)
     fields: dict[str, Any] = {
-        "temperature": np.float32(params.temperature),
+        "temperature": _single(params.temperature),
         "top_k": np.int32(max(params.top_k, 0)),
         "top_p": np.float32(params.top_p),
         "min_p": np.float32(params.min_p),
@@ -85,13 +85,20 @@ def request_row(
         "prompt_length": np.int32(prompt_length),
         "presence_penalty": np.float32(params.presence_penalty),
         "frequency_penalty": np.float32(params.frequency_penalty),
-        "repetition_penalty": np.float32(params.repetition_penalty),
+        "repetition_penalty": _single(params.repetition_penalty),
         "bias_ids": np.full(MAX_LOGIT_BIAS, -1, np.int32),
         "bias_values": np.zeros(MAX_LOGIT_BIAS, np.float32),
     }
     for at, (token, bias) in enumerate(params.biases):
         fields["bias_ids"][at], fields["bias_values"][at] = token, bias
     return SamplingState(**fields)  # host arrays, which become device arrays at the jit boundary
+
+
+def _single(value: float) -> np.float32:
+    """A float32 that stays finite, and above 0 if the value is."""
+    limits = np.finfo(np.float32)
+    inside = min(max(value, float(limits.tiny)), float(limits.max))
+    return np.float32(inside if value > 0 else 0.0)
 
 
 def padding_row() -> SamplingState:

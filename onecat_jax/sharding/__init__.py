@@ -1,6 +1,6 @@
 """How a model is split over devices: logical axes of tensors, mesh axes, and what a program sees of them inside shard_map."""
 
-from onecat_jax.sharding.mesh import Placement, specs_of
+from onecat_jax.sharding.mesh import Placement
 from onecat_jax.sharding.rules import RULES, Rules, Split, local_counts
 from onecat_jax.sharding.shards import TP, WHOLE, Shards
 
@@ -13,5 +13,4 @@ __all__ = [
     "Shards",
     "Split",
     "local_counts",
-    "specs_of",
 ]

@@ -94,8 +94,3 @@ class Placement:
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
-
-
-def specs_of(tree: Any) -> Any:
-    """The PartitionSpec of every array of a tree that lies on a mesh."""
-    return jax.tree.map(lambda a: a.sharding.spec, tree)

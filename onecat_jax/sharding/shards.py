@@ -27,10 +27,6 @@ class Shards:
         """Sum over all ranks: one all-reduce."""
         return lax.psum(x, TP) if self.size > 1 else x
 
-    def max(self, x: Array) -> Array:
-        """Largest over all ranks: one all-reduce."""
-        return lax.pmax(x, TP) if self.size > 1 else x
-
     def gather(self, x: Array) -> Array:
         """[...] of each rank -> [ranks, ...], in rank order: one all-gather. For small things, never for weights."""
         return lax.all_gather(x, TP) if self.size > 1 else x[None]

@@ -27,15 +27,10 @@ ISAS = ("generic", "avx2", "avx512")
 cpu_only = pytest.mark.skipif(ON_GPU, reason="about the CPU handlers")
 
 
-def nvfp4(n: int, k: int, layers: int = 1, policy: Policy = Policy()):
+def built(kind: str, n: int, k: int, layers: int = 1):
     rng = np.random.default_rng(n + k)
-    stack = [[oracle.random_nvfp4(rng, n, k)] for _ in range(layers)]
-    return build_linear(stack, route=LinearRoute(policy), dtype=DTYPE)
-
-
-def dense(n: int, k: int):
-    rng = np.random.default_rng(n + k)
-    return build_linear([[oracle.random_dense(rng, n, k)]], route=LinearRoute(), dtype=DTYPE)
+    stack = [[oracle.MAKERS[kind](rng, n, k)] for _ in range(layers)]
+    return build_linear(stack, route=LinearRoute(), dtype=DTYPE)
 
 
 def some_rows(m: int, k: int) -> jax.Array:
@@ -58,11 +53,19 @@ def force_isa():
 
 
 @pytest.mark.parametrize(
-    "weight",
-    [nvfp4(100, 288), nvfp4(33, 2080), pytest.param(dense(45, 1043), marks=cpu_only)],
-    ids=["nvfp4 tails", "nvfp4 long", "dense"],
+    ("kind", "n", "k"),
+    [
+        ("nvfp4", 100, 288),
+        ("nvfp4", 33, 2080),
+        ("fp8 row", 33, 1312),
+        ("fp8 block", 100, 288),
+        ("int4 32", 100, 288),
+        ("int4 128 ordered", 33, 1280),
+        pytest.param("dense", 45, 1043, marks=cpu_only),
+    ],
 )
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(weight):
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(kind, n, k):
+    weight = built(kind, n, k)
     x = some_rows(130, weight.k)
     alone = np.concatenate([run(x[i : i + 1], weight) for i in range(8)])
     for m in COUNTS:
@@ -71,18 +74,22 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(weight):
         assert np.array_equal(np.roll(run(rolled, weight), -1, axis=0)[:8], alone[:m]), m
 
 
-def test_the_same_call_gives_the_same_bits_a_hundred_times():
-    weight, x = nvfp4(160, 1056), some_rows(11, 1056)
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8 block", "int4 96"])
+def test_the_same_call_gives_the_same_bits_a_hundred_times(kind):
+    weight, x = built(kind, 160, 1056), some_rows(11, 1056)
     first = run(x, weight)
     call = jax.jit(lambda x, w: linear(x, w, Layer(0), out_dtype=jnp.float32, policy=Policy()))
     assert all(np.array_equal(np.asarray(call(x, weight)), first) for _ in range(100))
 
 
 @cpu_only
-@pytest.mark.parametrize("kind", ["nvfp4", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in oracle.MAKERS if kind != "dense"] + ["float32", "float16", "bfloat16"],
+)
 def test_every_instruction_set_gives_the_same_bits(kind, force_isa):
-    if kind == "nvfp4":
-        weight = nvfp4(100, 1056)
+    if kind in oracle.MAKERS:
+        weight = built(kind, 100, 1152)
     else:
         rng = np.random.default_rng(3)
         weight = build_linear(
@@ -100,8 +107,11 @@ def test_every_instruction_set_gives_the_same_bits(kind, force_isa):
 
 def digest() -> str:
     """Of results large enough to be split over threads."""
-    weight, x = nvfp4(2304, 384), some_rows(9, 384)
-    return hashlib.sha256(run(x[:1], weight).tobytes() + run(x, weight).tobytes()).hexdigest()
+    x, found = some_rows(9, 384), hashlib.sha256()
+    for kind in ("nvfp4", "fp8 row", "fp8 block", "int4 128"):
+        weight = built(kind, 2304, 384)
+        found.update(run(x[:1], weight).tobytes() + run(x, weight).tobytes())
+    return found.hexdigest()
 
 
 _ONE_CORE = """
@@ -126,12 +136,12 @@ def test_the_number_of_threads_changes_no_bit():
     assert child.stdout.split()[-1] == digest()
 
 
-@pytest.mark.parametrize("kind", ["nvfp4", "dense"])
+@pytest.mark.parametrize(
+    "kind", ["nvfp4", "dense", "fp8 row", "fp8 block", "int4 32", "int4 128 ordered"]
+)
 def test_a_loop_over_layers_picks_each_layer_by_index_times_mul_plus_add(kind):
-    rng = np.random.default_rng(11)
-    make = oracle.random_nvfp4 if kind == "nvfp4" else oracle.random_dense
-    weight = build_linear([[make(rng, 40, 96)] for _ in range(6)], route=LinearRoute(), dtype=DTYPE)
-    x = some_rows(4, 96)
+    weight = built(kind, 40, 128, layers=6)
+    x = some_rows(4, 128)
 
     @jax.jit
     def loop(x, weight):
@@ -159,7 +169,7 @@ def test_separate_arrays_give_the_bits_of_a_stack():
 
 
 def test_an_unrolled_program_and_vmap_keep_the_bits():
-    weight, x = nvfp4(40, 96, layers=2), some_rows(6, 96).reshape(2, 3, 96)
+    weight, x = built("nvfp4", 40, 96, layers=2), some_rows(6, 96).reshape(2, 3, 96)
 
     def both(x):
         return [linear(x, weight, Layer(i), policy=Policy()) for i in range(2)]

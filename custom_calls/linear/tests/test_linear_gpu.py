@@ -4,6 +4,8 @@ Oracle: float64 numpy (linear_oracle.py), and for bits the same row alone. On GP
 emulated: its values and indexing are proved here, its speed and the last bits of Volta's tensor cores are not.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import linear_oracle as oracle
@@ -18,6 +20,7 @@ from onecat_jax.custom_calls.linear.specs import ROWS, SPECS
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
+FORMATS = ["fp8 row", "fp8 block", "int4 32", "int4 64", "int4 96", "int4 128 ordered", "int4 row"]
 SMALL = [s for s in SPECS if s.n * s.k <= 8704 * 5120]
 
 
@@ -26,20 +29,21 @@ def policy(request):
     """The policy under test; the image that must serve it is checked afterwards."""
     own = Target.detect()
     target = Target("gpu", 70) if request.param == "sm_70" else own
-    module = "nvfp4_m8n8k4" if target.capability < 80 else "nvfp4_m16n8k16"
+    family = "m8n8k4" if target.capability < 80 else "m16n8k16"
+    kind = request.node.callspec.params.get("kind", "nvfp4").split()[0]
     _ext.force_ptx(request.param == "own as ptx")
     jax.clear_caches()
     yield Policy(strict=True, target=target)
-    loaded = _ext.loaded_architecture(module)
+    loaded = _ext.loaded_architecture(f"{kind}_{family}")
     _ext.force_ptx(False)
     jax.clear_caches()
     translated = request.param == "own as ptx" or target != own
     assert loaded.startswith("compute_" if translated else "sm_"), loaded
 
 
-def build(spec_n: int, spec_k: int, policy: Policy, layers: int = 2):
+def build(spec_n: int, spec_k: int, policy: Policy, layers: int = 2, kind: str = "nvfp4"):
     rng = np.random.default_rng(spec_n * spec_k)
-    stack = [[oracle.random_nvfp4(rng, spec_n, spec_k)] for _ in range(layers)]
+    stack = [[oracle.MAKERS[kind](rng, spec_n, spec_k)] for _ in range(layers)]
     return stack, build_linear(stack, route=LinearRoute(policy), dtype=jnp.float16)
 
 
@@ -59,25 +63,43 @@ def test_values_over_the_table_and_the_expansion(policy):
                 assert oracle.error(y, np.asarray(x, np.float64) @ expected) < bound, (spec, m)
 
 
-def test_three_rows_inside_forty_keep_their_bits(policy):
-    _, weight = build(100, 5120, policy)
-    x = some_rows(40, 5120)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_values_of_fp8_and_int4_and_their_expansion(policy, kind):
+    for n, k in ((100, 384), (1, 1152), (8704, 5120), (8300, 1152)):
+        if kind == "int4 96" and k == 5120:
+            continue
+        stack, weight = build(n, k, policy, kind=kind)
+        sample = np.sort(np.random.default_rng(1).choice(n, min(n, 512), replace=False))
+        expected = oracle.matrix(oracle.take(stack[1][0], sample))
+        for m in ROWS:
+            x = some_rows(m, k)
+            for out, bound in ((jnp.float32, 3e-6 if m <= 64 else 5e-4), (jnp.float16, 6e-4)):
+                y = np.asarray(linear(x, weight, Layer(1), out_dtype=out, policy=policy))[:, sample]
+                assert oracle.product_error(y, x, expected) < bound, (n, k, m)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", *FORMATS])
+def test_three_rows_inside_forty_keep_their_bits(policy, kind):
+    _, weight = build(100, 5760, policy, kind=kind)
+    x = some_rows(40, 5760)
     whole = np.asarray(linear(x, weight, Layer(0), out_dtype=jnp.float32, policy=policy))
     for at in (0, 5, 17, 37):
         alone = linear(x[at : at + 3], weight, Layer(0), out_dtype=jnp.float32, policy=policy)
         assert np.array_equal(np.asarray(alone), whole[at : at + 3])
 
 
-def test_a_hundred_runs_give_the_same_bits(policy):
-    _, weight = build(5120, 1536, policy)
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8 block", "int4 128"])
+def test_a_hundred_runs_give_the_same_bits(policy, kind):
+    _, weight = build(5120, 1536, policy, kind=kind)
     x = some_rows(7, 1536)
     call = jax.jit(lambda x, w: linear(x, w, Layer(1), out_dtype=jnp.float32, policy=policy))
     first = np.asarray(call(x, weight))
     assert all(np.array_equal(np.asarray(call(x, weight)), first) for _ in range(100))
 
 
-def test_a_recorded_loop_over_layers_follows_changing_inputs(policy):
-    _, weight = build(288, 288, policy, layers=6)
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8 row", "fp8 block", "int4 96"])
+def test_a_recorded_loop_over_layers_follows_changing_inputs(policy, kind):
+    _, weight = build(288, 288, policy, layers=6, kind=kind)
 
     @jax.jit
     def loop(x, weight):
@@ -95,11 +117,51 @@ def test_a_recorded_loop_over_layers_follows_changing_inputs(policy):
             assert np.array_equal(found[i], np.asarray(alone))
 
 
-def test_a_layer_outside_the_stack_gives_nan_and_no_fault(policy):
-    _, weight = build(64, 96, policy)
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8 row", "fp8 block", "int4 32"])
+def test_a_layer_outside_the_stack_gives_nan_and_no_fault(policy, kind):
+    _, weight = build(64, 96, policy, kind=kind)
     for m in (3, 70):
         y = linear(some_rows(m, 96), weight, Layer(2), out_dtype=jnp.float32, policy=policy)
         assert np.isnan(np.asarray(y)).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "change", "text"),
+    [
+        (
+            "fp8 row",
+            "scales",
+            lambda a: a[:, :-1],
+            r"scales are \[2, 63\], must be \[2, 64\] or \[2, 2, 1, 32\]",
+        ),
+        (
+            "fp8 block",
+            "codes",
+            lambda a: a[:, :, :2],
+            r"codes are \[2, 2, 2, 2, 32, 16\], a weight \[64, 96\]",
+        ),
+        (
+            "int4 32",
+            "zeros",
+            lambda a: a[:, :, :2],
+            r"zero points \[2, 2, 2, 32\], must be \[2, 2, 4, 32\]",
+        ),
+        (
+            "int4 32",
+            "group",
+            lambda _: 64,
+            r"groups of 64 k, must be a multiple of 32 that divides K, which is 96",
+        ),
+    ],
+)
+def test_fp8_and_int4_operands_of_another_shape_are_refused(policy, kind, field, change, text):
+    _, weight = build(64, 96, policy, kind=kind)
+    wrong = replace(weight, **{field: change(getattr(weight, field))})
+    for m in (3, 70):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+            linear(some_rows(m, 96), wrong, Layer(0), policy=policy).block_until_ready()
+    y = linear(some_rows(3, 96), weight, Layer(0), policy=policy)
+    assert np.isfinite(np.asarray(y)).all()
 
 
 def test_operands_of_another_shape_are_refused_with_numbers(policy):

@@ -163,7 +163,8 @@ def test_nvfp4_agrees_with_float64_for_any_shape(n, units, m, layers, seed):
     x, at = rows(rng, m, k), int(rng.integers(layers))
     y = linear(x, weight, Layer(at), out_dtype=jnp.float32, policy=Policy())
     bound = HALF_BOUND if ON_GPU and m > 64 else SUM_BOUND
-    assert oracle.error(y, np.asarray(x, np.float64) @ oracle.matrix(stack[at][0]).T) < bound
+    # a single output may cancel to next to nothing: relative to the rows that it is made of
+    assert oracle.product_error(y, x, oracle.matrix(stack[at][0])) < bound
 
 
 def test_k_that_no_packed_layout_takes_runs_in_plain_jax():

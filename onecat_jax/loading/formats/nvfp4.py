@@ -16,7 +16,7 @@ from onecat_jax.custom_calls.linear import NVFP4Tensor, exact_matrix
 from onecat_jax.custom_calls.linear.weights import GROUP
 from onecat_jax.loading.formats.parts import Checks, Mismatch, Parts, Shape
 from onecat_jax.loading.formats.source import Arrays, Format, Source, Storage
-from onecat_jax.models.pieces import NVFP4_GRAIN, Grain
+from onecat_jax.models.pieces import NVFP4_GRAIN, Cut, Grain, take
 from onecat_jax.models.spec import TensorSpec
 
 _TILES = (1, 8, 16, 32, 64, 128)  # rows that exporters are known to fill up
@@ -57,7 +57,8 @@ class NVFP4Source(Source):
         rows, n = len(whole.codes), self.spec.shape[0]
         if rows == n:
             return whole
-        if bad := int(np.count_nonzero(exact_matrix(_rows_of(whole, n, rows)))):
+        padding = _rows_of(whole, n, rows)
+        if bad := int(np.count_nonzero(exact_matrix(padding))):
             raise Mismatch(
                 f"{self.weight} has {rows} rows where {n} are needed, and {bad} values of the rest aren't zero"
             )
@@ -95,11 +96,6 @@ def _rows(n: int, shape: Shape) -> int:
     return shape[0] if shape and shape[0] in allowed else n
 
 
-def _rows_of(tensor: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
-    rows = slice(start, stop)
-    return NVFP4Tensor(tensor.codes[rows], tensor.scales[rows], tensor.global_scale)
-
-
 def check_block_scales(name: str, scales: np.ndarray) -> None:
     """scales: bits of E4M3 [N, K/16]. Good ones are 0x00 to 0x7e, 0x7f and 0xff are NaN.
 
@@ -133,3 +129,9 @@ def multiplier_of_divisor(divisor: np.float32) -> np.float32:
         guess = np.float32(amax / _RANGE)
         made_from_it = guess > 0 and np.float32(1.0 / np.float64(guess)) == divisor
     return guess if made_from_it else plain
+
+
+def _rows_of(tensor: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
+    part = take(tensor, Cut(0, ((start, stop),)))
+    assert isinstance(part, NVFP4Tensor), "a part is of the kind of the whole"
+    return part

@@ -2,7 +2,7 @@
 
 States that an interruption can leave: a folder `NAME.partial` with the file UNFINISHED in it, which nothing loads and the next
 conversion removes; or a complete one that only wasn't moved, which the next conversion removes too. OUT itself never holds half
-a checkpoint.
+a checkpoint. One that is replaced waits beside it, as `NAME.replaced-` and some letters, until the new one is in its place.
 """
 
 import fcntl
@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.orbax.manifest import MANIFEST, UNFINISHED
@@ -30,7 +31,7 @@ def output_folder(out: Path, *, needed: int, force: bool) -> Iterator[Path]:
     Raises:
       CheckpointError: `out` can't be written or replaced, is being written, or there is too little space.
     """
-    out = out.absolute()
+    out = Path(os.path.realpath(out))  # a link stays, what it points to is written
     _check_target(out, force)
     partial = out.with_name(f"{out.name}.partial")
     try:
@@ -114,9 +115,14 @@ def _check_space(folder: Path, needed: int) -> None:
 
 def _move(partial: Path, out: Path) -> None:
     """Replaces `out`: at no time does it hold a part of a checkpoint."""
-    old = out.with_name(f"{out.name}.replaced")
-    if out.exists() and os.listdir(out):
-        shutil.rmtree(old, ignore_errors=True)
+    if not (out.exists() and os.listdir(out)):
+        os.rename(partial, out)
+        return
+    old = Path(mkdtemp(prefix=f"{out.name}.replaced-", dir=out.parent))  # a name that nobody has
+    try:
         os.rename(out, old)
+    except OSError:  # a mount point, say
+        old.rmdir()
+        raise
     os.rename(partial, out)
     shutil.rmtree(old, ignore_errors=True)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorstore
 from orbax.checkpoint import type_handlers
 
-from onecat_jax.errors import CheckpointError
+from onecat_jax.errors import CheckpointError, first_line
 from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST, ArrayRecord
 
 Extent = tuple[slice, ...]
@@ -81,5 +81,6 @@ class ArrayReader:
 
 def unreadable(folder: Path, name: str, error: Exception) -> CheckpointError:
     """What a failure of the storage library means to a user."""
-    reason = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
-    return CheckpointError(f"{folder}: array {name} can't be read: {reason}; {AGAIN}")
+    return CheckpointError(
+        f"{folder}: array {name} can't be read: {first_line(error)[:200]}; {AGAIN}"
+    )

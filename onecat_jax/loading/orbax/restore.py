@@ -17,10 +17,12 @@ from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import ARRAYS
 from onecat_jax.loading.orbax.quiet import quiet
 from onecat_jax.loading.orbax.reader import unreadable
-from onecat_jax.loading.orbax.tensors import canonical_arrays, refuse_cut_groups
+from onecat_jax.loading.orbax.tensors import canonical_arrays
 from onecat_jax.loading.orbax.tree import nested
 from onecat_jax.loading.sources import find_sources
 from onecat_jax.models import registry
+from onecat_jax.models.pieces import NVFP4_GRAIN
+from onecat_jax.models.slices import check_cut
 from onecat_jax.sharding import Placement
 
 _GROUP = 4 * 2**20  # bytes read together, which orbax holds twice for a moment
@@ -50,7 +52,8 @@ def restore_canonical(path: str | Path, placement: Placement) -> dict[str, Any]:
     family = registry.resolve(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(family.read_config(checkpoint.config)))
     for name, source in sources.items():
-        refuse_cut_groups(name, source, placement.size)
+        if source.format == "nvfp4":
+            check_cut(name, source.spec, placement.size, NVFP4_GRAIN)
     arrays = [a for found in canonical_arrays(checkpoint, sources).values() for a in found]
     restored: dict[str, jax.Array] = {}
     reader = _Reader(checkpoint.root / ARRAYS, placement)

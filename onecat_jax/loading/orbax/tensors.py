@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
-from onecat_jax.errors import CheckpointError, EngineError
+from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.dtypes import DTYPES
 from onecat_jax.loading.formats import Mismatch, Source
 from onecat_jax.loading.formats.nvfp4 import check_block_scales
 from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of, tensor_of
 from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
 from onecat_jax.loading.orbax.manifest import AGAIN, MANIFEST
-from onecat_jax.models.slices import HostTensor, cuts_groups
+from onecat_jax.models.pieces import NVFP4_GRAIN
+from onecat_jax.models.slices import HostTensor, check_cut
 from onecat_jax.models.tensors import Piece, TensorKind
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class OrbaxTensors:
 
     def _start(self, name: str, rank: int) -> "list[Pending]":
         """Begins to read a rank's part of every array of a tensor."""
-        refuse_cut_groups(name, self.sources[name], self.ranks)
+        source = self.sources[name]
+        if source.format == "nvfp4":
+            check_cut(name, source.spec, self.ranks, NVFP4_GRAIN)
         return [
             self.checkpoint.start(array.name, array.extent(rank, self.ranks))
             for array in self.arrays[name]
@@ -94,12 +97,6 @@ class OrbaxTensors:
             )
 
 
-def refuse_cut_groups(name: str, source: Source, ranks: int) -> None:
-    """Raises EngineError if ranks would share a scale group of an NVFP4 tensor, or the tensor doesn't divide."""
-    if source.format == "nvfp4" and (reason := cuts_groups(name, source.spec, ranks)):
-        raise EngineError(f"{reason}.")
-
-
 def canonical_arrays(
     checkpoint: OrbaxCheckpoint, sources: Mapping[str, Source]
 ) -> dict[str, list[CanonicalArray]]:
@@ -113,7 +110,7 @@ def canonical_arrays(
         dtype = DTYPES[checkpoint.tensors[source.weight].dtype]
         arrays = arrays_of(name, source.spec, source.format, dtype)
         wanted = {array.name: _shown(array.dtype.name, array.shape) for array in arrays}
-        records = checkpoint.manifest.tensors[name].arrays
+        records = checkpoint.manifest.tensors[source.weight].arrays
         listed = {array: _shown(record.dtype, record.shape) for array, record in records.items()}
         for array in sorted(wanted.keys() | listed.keys()):
             if wanted.get(array) != listed.get(array):

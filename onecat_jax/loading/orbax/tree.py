@@ -1,9 +1,7 @@
-"""Dotted names and nested dictionaries."""
+"""From dotted names to nested dictionaries."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
-
-Leaf = TypeVar("Leaf")
+from collections.abc import Mapping
+from typing import Any
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,12 +14,3 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = leaf
     return tree
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The inverse: (dotted name, leaf) in the order of the dictionaries."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from orbax.checkpoint import type_handlers
 
-from onecat_jax.errors import CheckpointError
+from onecat_jax.errors import CheckpointError, first_line
 from onecat_jax.loading.orbax.canonical import CanonicalArray
 from onecat_jax.loading.orbax.checksum import checksum
 from onecat_jax.loading.orbax.quiet import quiet
@@ -123,7 +123,7 @@ class _LeafHandler(type_handlers.TypeHandler):
             )
             await store.write(values, can_reference_source_data_indefinitely=True)
         except Exception as error:  # whatever fails inside the storage library, the advice is one
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0][:300]
             raise CheckpointError(
-                f"{info.parent_dir}: array {array.name} can't be written: {reason}; is the disk full, or a quota reached?"
+                f"{info.parent_dir}: array {array.name} can't be written: {first_line(error)[:300]}; "
+                "is the disk full, or a quota reached?"
             ) from error
