@@ -2,8 +2,8 @@
 
     python tests/corpus.py FOLDER
 
-writes all of them. `tests/test_corpus.py` reads them. Cases are named by what is wrong; the message holds what was found and
-what is needed. A case shows itself in the headers (`info` refuses), in values (`check` finds it, and loading refuses), or only when
+writes all of them; tests/test_corpus.py reads them. Cases are named by what is wrong; the message holds what was found and what
+is needed. A case shows itself in the headers (`info` refuses), in values (`check` finds it, and loading refuses), or only when
 weights are put together (loading refuses).
 """
 
