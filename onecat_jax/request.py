@@ -17,6 +17,19 @@ class Score:
     top_logprobs: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Round:
+    """One decoding round of one request."""
+
+    drafted: int
+    accepted: int  # drafts, whether or not they were still delivered
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that the round verified: the accepted drafts and one more."""
+        return self.accepted + 1
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt, its settings, and what came of it so far. Identity is the object."""
@@ -33,7 +46,8 @@ class Request:
     prompt_scores: list[Score] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
-    rounds: int = 0
+    wanted: int = 0  # drafts that its next round should have at most
+    rounds: list[Round] = field(default_factory=list)
     cached: int = 0  # prompt tokens that another request's prefill stands for
     arrived: float = 0.0  # seconds, monotonic clock
     first_token: float = 0.0
@@ -53,6 +67,11 @@ class Request:
     def position(self) -> int:
         """Tokens in the state once the prompt is prefilled: all but the last."""
         return len(self.prompt) + len(self.tokens) - 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens that a round verified; 1.0 before the first."""
+        return sum(r.emitted for r in self.rounds) / len(self.rounds) if self.rounds else 1.0
 
     def continues(self, leader: "Request") -> bool:
         """Whether this one can start from what the leader's prefill leaves: the same prompt object, no more wanted of it."""

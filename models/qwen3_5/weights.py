@@ -79,6 +79,11 @@ class Segment:
     first_attention: int  # the same for attention layers
     loops: Loops
 
+    @property
+    def first_layer(self) -> int:
+        """Index of the segment's first layer in the model."""
+        return self.first_gdn + self.first_attention
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
