@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -21,12 +21,14 @@ from onecat_jax.custom_calls.linear import (
 from onecat_jax.custom_calls.linear.checks import check_tensor
 from onecat_jax.errors import CheckpointError
 from onecat_jax.models.qwen3_5.config import LayerKind, ModelConfig
+from onecat_jax.models.qwen3_5.mtp_source import mtp_config, mtp_source
 from onecat_jax.models.qwen3_5.params import tensor_specs
 from onecat_jax.models.qwen3_5.weights import (
     AttentionStack,
     GDNStack,
     Loops,
     MLPStack,
+    MTPParams,
     Params,
     Segment,
 )
@@ -168,8 +170,11 @@ class _Builder:
         """Stacks norm weights as float32, whole on every rank."""
         return self._replicate([f"layers.{i}.{name}" for i in layers], np.stack)
 
+    def vector(self, name: str) -> Array:
+        return self._replicate([name], lambda rows: rows[0])
+
     def final_norm(self) -> Array:
-        return self._replicate(["norm.weight"], lambda rows: rows[0])
+        return self.vector("norm.weight")
 
     def _replicate(self, names: Sequence[str], join: Callable[..., np.ndarray]) -> Array:
         with self.source.site(names) as piece:
@@ -303,6 +308,7 @@ def build_params(
     placement: Placement | None = None,
     progress: Callable[[int], None] = lambda _: None,
     cache_scales: CacheScales | None = None,
+    mtp: bool = False,
 ) -> Params:
     """Places a checkpoint, site by site: every rank's piece of a weight is fused and packed on its own.
 
@@ -318,9 +324,11 @@ def build_params(
       placement: the devices; the first local one if it isn't given.
       progress: called with the checkpoint bytes of each finished site.
       cache_scales: of keys and values as they lie in a float8 cache; None for a cache that holds them as they are.
+      mtp: whether the MTP head is placed too.
 
     Raises:
-      CheckpointError: formats that a fused site can't hold, when nothing has been placed yet; or values that no format has.
+      CheckpointError: formats that a fused site can't hold, when nothing has been placed yet; values that no format has; or
+        there is no MTP head.
       EngineError: a tensor can't be split over that many ranks.
     """
     placement = placement or Placement((jax.local_devices()[0],))
@@ -334,4 +342,25 @@ def build_params(
     segments = tuple(builder.segment(plan, loops) for plan in plans)
     embed = builder.vocabulary("embed_tokens.weight")
     head = embed if source.kind("lm_head.weight") is None else builder.vocabulary("lm_head.weight")
-    return Params(_dense(embed), segments, builder.final_norm(), head)
+    params = Params(_dense(embed), segments, builder.final_norm(), head)
+    return replace(params, mtp=_mtp(builder)) if mtp else params
+
+
+def _mtp(builder: _Builder) -> MTPParams:
+    """The MTP head. Stored scales of cached keys and values are the model's own layers'."""
+    config = mtp_config(builder.config)
+    source = mtp_source(builder.source, config)
+    head = replace(builder, source=source, config=config, cache_scales=None)
+    layers = range(config.num_hidden_layers)
+    try:
+        _check_formats(source, config)
+        return MTPParams(
+            embed_norm=head.vector("pre_fc_norm_embedding.weight"),
+            hidden_norm=head.vector("pre_fc_norm_hidden.weight"),
+            fc=head.vocabulary("fc.weight"),
+            attention=head.attention(layers),
+            mlp=head.mlp(layers),
+            norm=head.final_norm(),
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"MTP head (tensors under mtp.): {error}") from error

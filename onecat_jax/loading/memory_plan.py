@@ -88,8 +88,12 @@ class Requirements:
 
     def cache_shape(self, pages: int) -> CacheShape:
         """Sizes of one device's state with so many pages per layer, page 0 included."""
+        request = self.request
         return self.local.cache_shape(
-            pages=pages, page_size=self.request.block_size, slots=self.request.max_num_seqs + 1
+            pages=pages,
+            page_size=request.block_size,
+            slots=request.max_num_seqs + 1,
+            mtp=request.mtp,
         )
 
     @cached_property
