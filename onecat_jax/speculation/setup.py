@@ -31,7 +31,6 @@ from onecat_jax.sharding import Placement
 from onecat_jax.speculation.config import MAX_DRAFTS, SpeculativeConfig
 from onecat_jax.speculation.dflash import DFlashDrafter
 from onecat_jax.speculation.interface import Drafter
-from onecat_jax.speculation.lookup import LookupDrafter
 from onecat_jax.speculation.mtp import MTPDrafter
 from onecat_jax.state import DraftShape
 
@@ -173,7 +172,7 @@ def make_drafters(
         return ()
     greedy = speculation.draft_sample_method == "greedy"
     if speculation.method == "ngram":
-        return (ngram_drafter(speculation),)
+        raise EngineError("speculative_config: method 'ngram' isn't there yet.")
     if draft is None:
         return (MTPDrafter(target, vocab_size, speculation.drafts(), greedy),)
     block = DFlashDrafter(
@@ -183,4 +182,4 @@ def make_drafters(
         speculation.drafts(draft.config.block_size - 1),
         greedy,
     )
-    return adaptive(block) if speculation.adaptive_lookup else (block,)
+    return (block,)
