@@ -228,7 +228,8 @@ class LLM:
             vocab_size=self._engine.options.vocab_size,
         )
         request = Request(request_id, prompt.ids, params, row, len(prompt.ids) + new)
-        request.wanted = self._engine.drafts
+        drafts = self._engine.drafts
+        request.wanted = drafts if params.drafts is None else min(params.drafts, drafts)
         return Sample(request, self.tokenizer, self.tokenizer.eos_ids)
 
     def _fresh_seed(self) -> int:
