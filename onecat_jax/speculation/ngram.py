@@ -83,7 +83,7 @@ class LookupBlockDrafter:
 
     Attributes:
       block: proposes the first tokens, as many as its model was trained for.
-      drafts: places in all.
+      drafts: places in all; as many as the block's for none behind it.
     """
 
     block: Drafter
@@ -91,9 +91,9 @@ class LookupBlockDrafter:
     limits: LookupLimits = LookupLimits()
 
     def __post_init__(self) -> None:
-        if self.drafts <= self.block.drafts:
+        if self.drafts < self.block.drafts:
             raise ValueError(
-                f"a tail needs more than the {self.block.drafts} drafts of a block, got {self.drafts}"
+                f"{self.drafts} places don't hold the {self.block.drafts} drafts of a block"
             )
 
     @property
@@ -102,9 +102,9 @@ class LookupBlockDrafter:
         return self.block.taps
 
     def ready(self, state: CacheState, rows: DraftRows) -> Array:
-        """Rows [B] whose text has something for the tail: what the controller of widths wants to know."""
-        _, match, valid = self._looked_up(state, rows)
-        return (match.length >= self.limits.long) & (valid > self.block.drafts)
+        """Rows [B] whose text has something for a tail: what the controller of widths (`pace`) wants to know."""
+        match = self._match(_text(state, rows), rows)
+        return (match.length >= self.limits.long) & (rows.position - match.end > self.block.drafts)
 
     def draft(
         self,
@@ -129,10 +129,14 @@ class LookupBlockDrafter:
 
     def _looked_up(self, state: CacheState, rows: DraftRows) -> tuple[Array, Match, Array]:
         """Tokens [B, drafts] that may follow, the match they come from, and how many [B] they are."""
-        text, limits = _text(state, rows), self.limits
-        match = search(text, rows.wanted > 0, least=limits.tail, most=limits.longest)
+        text = _text(state, rows)
+        match = self._match(text, rows)
         tokens, valid = follow(text, match, self.drafts)
         return tokens, match, valid
+
+    def _match(self, text: Text, rows: DraftRows) -> Match:
+        limits = self.limits
+        return search(text, rows.wanted > 0, least=limits.tail, most=limits.longest)
 
 
 def fuse(
@@ -140,13 +144,13 @@ def fuse(
 ) -> Drafts:
     """A block of drafts with what the text supplies in its head and behind it.
 
-    What is replaced follows from the text alone. A tail may also follow from the drafts of the block, if all agree with the text.
-    They keep their q then: a decision that looks at a drawn token may not call it certain afterwards. The tail is certain, for it
-    is decided by what stands before it.
+    What is replaced follows from the text alone. A tail may also follow from the drafts of the block, if all of them agree with
+    the text. They keep their q then: a decision that looks at a drawn token may not call it certain afterwards. The tail is
+    certain, for it is decided by what stands before it.
 
     Args:
       block: K drafts.
-      tokens: int32 [B, N] what followed the match, N > K.
+      tokens: int32 [B, N] what followed the match, N >= K.
       match: of each row.
       valid: int32 [B] how many of the tokens count.
       wanted: int32 [B] drafts at most.
