@@ -25,6 +25,7 @@ from onecat_jax.sampling import stack_rows
 from onecat_jax.sampling_params import MAX_LOGPROBS
 from onecat_jax.scheduler import Admission, Scheduler
 from onecat_jax.speculation.launch import Launch, launch
+from onecat_jax.speculation.pace import Pace
 from onecat_jax.speculation.params import EngineParams
 from onecat_jax.speculation.rounds import LENGTH, RUNNING, STOPPED, UNHEALTHY
 from onecat_jax.speculation.statistics import Statistics
@@ -58,11 +59,11 @@ class Engine:
         self._busy = False  # inside a step
         self._left: list[Request] = []  # aborted meanwhile
 
-    @property
-    def drafts(self) -> int:
-        """Drafts of an ordinary round; 0 without a drafter."""
-        drafters = self.options.drafters
-        return drafters[0].drafts if drafters else 0
+    def pace(self, drafts: int | None) -> Pace:
+        """Of a new request that asks for so many drafts per round at most, or leaves it to the engine."""
+        most = self.options.widths[-1] - 1
+        wanted = most if drafts is None else min(drafts, most)
+        return Pace.start(np.int32(wanted), self.options.pacing)
 
     def add(self, request: Request) -> None:
         """Queues a request; RequestError if it could never run."""
@@ -165,18 +166,17 @@ class Engine:
         width = self._width(running)
         begin = time.monotonic()
         done = self._launch(running, rows, width, scored, self._rounds(running, streaming, width))
-        rounds, status, wanted = jax.device_get((done.rounds, done.rows.status, done.rows.wanted))
+        rounds, status, pace = jax.device_get((done.rounds, done.rows.status, done.rows.pace))
         now = time.monotonic()
         self.statistics.add_launch(rounds, width, now - begin)
         for row, request in enumerate(running):
-            own = jax.tree.map(lambda a: a[:, row], rounds)  # noqa: B023  # used at once
-            request.wanted = int(wanted[row])
-            self._extend(request, own, now)
+            request.pace = _row(pace, row)
+            self._extend(request, _row(rounds, (slice(None), row)), now)
             self._note_end(request, int(status[row]))
 
     def _width(self, running: list[Request]) -> int:
         """The narrowest rounds that hold what every request wants; see `launch.suits`."""
-        most = 1 + max(r.wanted for r in running)
+        most = 1 + max(int(r.pace.wanted(self.options.pacing)) for r in running)
         return next(width for width in self.options.widths if width >= most)
 
     def _rounds(self, running: list[Request], streaming: bool, width: int) -> int:
@@ -273,3 +273,7 @@ class Engine:
             yield what, partial(self._launch, [], rows, width, False, 0)
             if scores:
                 yield f"{what} with scores", partial(self._launch, [], rows, width, True, 0)
+
+
+def _row(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda a: a[index], tree)

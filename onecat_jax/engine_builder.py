@@ -24,6 +24,7 @@ from onecat_jax.speculation.setup import (
     DraftModel,
     load_draft,
     make_drafters,
+    make_pacing,
     open_draft,
     plan_draft,
 )
@@ -104,7 +105,8 @@ def _engine(
     pool = PagePool(plan.cache.pages, plan.cache.slots, plan.cache.page_size)
     real_ids = min(vocab, tokenizer.vocab_size)
     drafters = make_drafters(config.speculation, draft, forward, real_ids, request.max_model_len)
-    options = StepOptions(forward, real_ids, LAUNCH_ROUNDS, drafters)
+    pacing = make_pacing(config.speculation, drafters)
+    options = StepOptions(forward, real_ids, LAUNCH_ROUNDS, drafters, pacing)
     return Engine(
         params=params,
         new_state=zeros,

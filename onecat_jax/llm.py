@@ -228,8 +228,7 @@ class LLM:
             vocab_size=self._engine.options.vocab_size,
         )
         request = Request(request_id, prompt.ids, params, row, len(prompt.ids) + new)
-        drafts = self._engine.drafts
-        request.wanted = drafts if params.drafts is None else min(params.drafts, drafts)
+        request.pace = self._engine.pace(params.drafts)
         return Sample(request, self.tokenizer, self.tokenizer.eos_ids)
 
     def _fresh_seed(self) -> int:

@@ -13,6 +13,7 @@ from onecat_jax.forks import Forks
 from onecat_jax.models.qwen3_5 import StepBatch
 from onecat_jax.request import Request, Score
 from onecat_jax.scheduler import Admission
+from onecat_jax.speculation.pace import NO_PACING, Pace
 from onecat_jax.speculation.rounds import RUNNING, STOPPED, RoundRows
 from onecat_jax.steps import Chunk, TokenScores
 
@@ -58,10 +59,14 @@ class Operands:
             position=column([r.position for r in running]),
             budget=column([r.budget for r in running]),
             status=column([RUNNING for _ in running], STOPPED),
-            wanted=column([r.wanted for r in running]),
+            pace=self._paces(running, rows),
             slots=column([r.slot for r in running]),
             table=self._tables(running, rows),
         )
+
+    def _paces(self, running: Sequence[Request], rows: int) -> Pace:
+        nobody = [Pace.start(np.int32(0), NO_PACING)] * (rows - len(running))
+        return jax.tree.map(lambda *each: operand(each), *[r.pace for r in running], *nobody)
 
     def forks(self, admitted: Sequence[Admission]) -> Forks:
         """Who starts from whom: those of the admitted that have a leader."""

@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from onecat_jax.outputs import FinishReason
 from onecat_jax.sampling import SamplingState
 from onecat_jax.sampling_params import SamplingParams
+from onecat_jax.speculation.pace import NO_PACING, Pace
+
+_NO_DRAFTS = Pace.start(np.int32(0), NO_PACING)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Request:
     prompt_scores: list[Score] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
-    wanted: int = 0  # drafts that its next round should have at most
+    pace: Pace = _NO_DRAFTS  # host row: how many drafts its next round should have
     rounds: list[Round] = field(default_factory=list)
     cached: int = 0  # prompt tokens that another request's prefill stands for
     arrived: float = 0.0  # seconds, monotonic clock

@@ -12,6 +12,7 @@ from onecat_jax.models.qwen3_5.forward import Capture, forward_with
 from onecat_jax.sampling import token_logprobs
 from onecat_jax.sharding import Shards
 from onecat_jax.speculation.interface import Committed, Drafter
+from onecat_jax.speculation.pace import NO_PACING, Pacing
 from onecat_jax.speculation.params import EngineParams
 from onecat_jax.state import CacheState, FedTokens, record
 
@@ -26,6 +27,7 @@ class StepOptions:
     vocab_size: int  # ids from here on are padding of the table and never sampled
     launch_rounds: int  # of one launch at most
     drafters: tuple[Drafter, ...] = ()  # by number of drafts; they share one state
+    pacing: Pacing = NO_PACING  # how many drafts requests get
 
     @property
     def shards(self) -> Shards:

@@ -30,7 +30,7 @@ def started(method, settings):
     for seed, prompt in enumerate(PROMPTS[:2]):
         ids = tuple(llm.tokenizer.encode(prompt))
         row = request_row(settings, (), seed=seed, prompt_length=len(ids))
-        request = Request(str(seed), ids, settings, row, len(ids) + 200, wanted=core.drafts)
+        request = Request(str(seed), ids, settings, row, len(ids) + 200, pace=core.pace(None))
         core.scheduler.add(request)
     core._start(core.scheduler.admit())
     running = list(core.scheduler.running)
@@ -55,7 +55,7 @@ def copied(core):
 @pytest.mark.parametrize("method", ["dflash", "mtp"])
 def test_the_host_stepping_through_rounds_gets_the_loops_tokens(method, settings):
     core, operands = started(method, SETTINGS[settings])
-    width, step = core.drafts + 1, partial(launch, k=None, options=core.options)
+    width, step = core.options.widths[-1], partial(launch, k=None, options=core.options)
     _, looped = core.programs.call(
         ("decode", 2, width),
         partial(step, width=width),
@@ -73,7 +73,7 @@ def test_the_host_stepping_through_rounds_gets_the_loops_tokens(method, settings
 
 def test_a_round_as_plain_python_is_the_compiled_round():
     core, operands = started("dflash", SETTINGS["greedy"])
-    run = partial(stepped, width=core.drafts + 1, k=None)
+    run = partial(stepped, width=core.options.widths[-1], k=None)
     args = (*operands, 1, core.options)
     _, compiled = run(core.programs.call, core.params, copied(core), *args)
     with jax.disable_jit():
@@ -95,7 +95,7 @@ def test_masks_keep_every_row_of_a_round_to_what_they_allow():
 
     _, result = stepped(
         core.programs.call, core.params, copied(core), *operands, ROUNDS, core.options,
-        width=core.drafts + 1, k=None, masks=masks,
+        width=core.options.widths[-1], k=None, masks=masks,
     )  # fmt: skip
     finished(core)
     tokens = np.asarray(result.rounds.tokens)

@@ -24,6 +24,7 @@ from onecat_jax.functional.settings import Sampling
 from onecat_jax.functional.storage import check_length, kv_storage
 from onecat_jax.models.qwen3_5 import Params
 from onecat_jax.speculation.launch import Launch, launch
+from onecat_jax.speculation.pace import NO_PACING, Pace
 from onecat_jax.speculation.params import EngineParams
 from onecat_jax.speculation.rounds import LENGTH, RUNNING, STOPPED, UNHEALTHY, RoundRows
 
@@ -196,7 +197,7 @@ def advance(
         position=pad(state.length - 1),
         budget=pad(budget),
         status=jnp.pad(status, (0, slots.shape[0] - state.batch), constant_values=STOPPED),
-        wanted=jnp.zeros_like(slots),
+        pace=Pace.start(jnp.zeros_like(slots), NO_PACING),
         slots=slots,
         table=table,
     )

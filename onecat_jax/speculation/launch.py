@@ -72,7 +72,8 @@ def launch(
 def suits(rows: RoundRows, width: int, options: StepOptions) -> Array:
     """Whether rounds of this width are the narrowest that hold what some running row wants."""
     narrower = max((other for other in options.widths if other < width), default=0)
-    most = 1 + jnp.max(jnp.where(rows.running, rows.wanted, 0))
+    wanted = rows.pace.wanted(options.pacing)
+    most = 1 + jnp.max(jnp.where(rows.running, wanted, 0))
     return (most > narrower) & (most <= width) if narrower else most <= width
 
 

@@ -17,7 +17,8 @@ from onecat_jax.models.qwen3_5.forward import Capture, Passed, commit_gdn, forwa
 from onecat_jax.sampling import SamplingState, SlotCounts
 from onecat_jax.sampling.acceptance import Accepted, accept
 from onecat_jax.sampling.drafts import Drafts
-from onecat_jax.speculation.interface import Committed, DraftRows
+from onecat_jax.speculation.interface import Committed, DraftRows, Extending
+from onecat_jax.speculation.pace import Pace, advance
 from onecat_jax.speculation.params import EngineParams
 from onecat_jax.state import CacheState
 from onecat_jax.steps import StepOptions, TokenScores, remember, score
@@ -34,7 +35,7 @@ class RoundRows:
     position: Array  # [B] int32 its absolute position = tokens in the state
     budget: Array  # [B] int32 new tokens that may still come
     status: Array  # [B] int32 RUNNING or why the row ended
-    wanted: Array  # [B] int32 drafts that a round of this row should have at most
+    pace: Pace  # [B] how many drafts each row should have
     slots: Array  # [B] int32
     table: Array  # [B, P] int32
 
@@ -79,7 +80,8 @@ def draft(
     if width == 1:
         return state, Drafts.none(rows.token.shape[0])
     # Beside its drafts a round brings one more token.
-    wanted = jnp.clip(rows.wanted, 0, jnp.minimum(rows.budget - 1, width - 1))
+    most = jnp.minimum(rows.budget - 1, width - 1)
+    wanted = jnp.clip(rows.pace.wanted(options.pacing), 0, most)
     asked = DraftRows(
         token=rows.token,
         position=rows.position,
@@ -135,8 +137,9 @@ def verify_commit(
         fed=tokens,
         shards=options.shards,
     )
-    rows, result = _deliver(rows, drafts, accepted, sampling)
+    moved, result = _deliver(rows, drafts, accepted, sampling)
     state = _commit(params, passed, batch, result, sampling, options)
+    rows = replace(moved, pace=_paced(state, rows, moved, result, options))
     if k is not None:
         result = replace(
             result, scores=score(row_logits, jnp.maximum(result.tokens, 0), k, options)
@@ -174,6 +177,27 @@ def _deliver(
     delivered = jnp.where(place < count[:, None], chain, -1)
     verified = jnp.where(rows.running, accepted.count, 0)
     return moved, Round(delivered, count, drafts.count, verified, None)
+
+
+def _paced(
+    state: CacheState, before: RoundRows, rows: RoundRows, result: Round, options: StepOptions
+) -> Pace:
+    """What the round says about the drafts of the next ones."""
+    if options.drafter is None:
+        return rows.pace
+    ready = jnp.zeros_like(rows.running)
+    if isinstance(options.drafter, Extending):
+        live = jnp.where(rows.running, rows.pace.most, 0)
+        asked = DraftRows(rows.token, rows.position, live, rows.slots, rows.table)
+        ready = options.drafter.ready(state, asked)
+    return advance(
+        before.pace,
+        options.pacing,
+        running=before.running,
+        drafted=result.drafted,
+        emitted=result.accepted + 1,
+        ready=ready,
+    )
 
 
 def _commit(

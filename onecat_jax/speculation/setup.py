@@ -1,6 +1,6 @@
 """From a speculative config to what an engine needs for it: the draft's checkpoint, its share of memory, its drafters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -32,6 +32,8 @@ from onecat_jax.speculation.config import MAX_DRAFTS, SpeculativeConfig
 from onecat_jax.speculation.dflash import DFlashDrafter
 from onecat_jax.speculation.interface import Drafter
 from onecat_jax.speculation.mtp import MTPDrafter
+from onecat_jax.speculation.ngram import LookupBlockDrafter, LookupDrafter
+from onecat_jax.speculation.pace import NO_PACING, Pacing
 from onecat_jax.state import DraftShape
 
 
@@ -172,7 +174,8 @@ def make_drafters(
         return ()
     greedy = speculation.draft_sample_method == "greedy"
     if speculation.method == "ngram":
-        raise EngineError("speculative_config: method 'ngram' isn't there yet.")
+        least, most = speculation.least_match, speculation.most_match
+        return (LookupDrafter(speculation.drafts(), least, most),)
     if draft is None:
         return (MTPDrafter(target, vocab_size, speculation.drafts(), greedy),)
     block = DFlashDrafter(
@@ -182,4 +185,14 @@ def make_drafters(
         speculation.drafts(draft.config.block_size - 1),
         greedy,
     )
-    return (block,)
+    if not speculation.adaptive_lookup:
+        return (block,)
+    return tuple(LookupBlockDrafter(block, drafts) for drafts in (block.drafts, MAX_DRAFTS))
+
+
+def make_pacing(speculation: SpeculativeConfig | None, drafters: Sequence[Drafter]) -> Pacing:
+    """How many drafts requests get."""
+    if speculation is None:
+        return NO_PACING
+    long_drafts = drafters[-1].drafts if len(drafters) > 1 else 0
+    return Pacing(drafters[0].drafts, long_drafts, speculation.min_acceptance_length)
