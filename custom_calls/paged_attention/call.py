@@ -16,7 +16,8 @@ from onecat_jax.errors import EngineError
 CPU = "cpu handler"
 TILES = "library tiles"
 _WRITE_CPU = "onecat_kv_write_rows_cpu_v1"
-_ATTEND_CPU = "onecat_attend_rows_cpu_v1"
+_ATTEND_CPU = "onecat_attend_rows_cpu_v2"
+_WHOLE = 2**31 - 1  # a window that every position fits into
 _MAX_DIM, _DIM_MULTIPLE, _MAX_GROUP = 256, 16, 64
 _ROW_TYPES = ("float32", "float16", "bfloat16")
 _CACHE_TYPES = (*_ROW_TYPES, "float8_e4m3fn", "float8_e5m2")
@@ -131,12 +132,16 @@ def attend(
     descriptor = AttentionDescriptor(
         q.shape[1], q.shape[2], k_pages.shape[2], q.shape[3], q.dtype, k_pages.dtype
     )
-    if plan("attention", descriptor, policy).name != CPU or window is not None or not causal:
-        sight = Sight(window, causal)
+    if plan("attention", descriptor, policy).name != CPU:
+        sight = Sight(None if window is None else min(window, _WHOLE), causal)
         return attend_plain(q, k_pages, v_pages, rows, first_page, scale=scale, sight=sight)
     out = jax.ShapeDtypeStruct(q.shape, jnp.float32)
     call = jax.ffi.ffi_call(_ATTEND_CPU, out, vmap_method="sequential")
-    return call(q, k_pages, v_pages, *_where(rows, first_page), scale=np.float32(scale))
+    back = np.int64(_WHOLE if window is None else min(window, _WHOLE))
+    where = _where(rows, first_page)
+    return call(
+        q, k_pages, v_pages, *where, scale=np.float32(scale), window=back, causal=bool(causal)
+    )
 
 
 def _where(rows: AttentionRows, first_page: Array | int) -> tuple[Array, ...]:
