@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.rows import LiveRows, row_of
+from onecat_jax.custom_calls.rows import row_of
 
 _TILE = 4096  # ends of matches that are compared at a time on CPU, where the work follows the length of the text
-_BEFORE, _BESIDE = -1, -2  # no tokens, and unlike each other: what stands before a text
+_LANES = 32  # a maximum over a multiple of it is several times as fast on CPU
+_NOTHING, _NO_SUFFIX = -1, -2  # no tokens, and unlike each other: what stands beside a text
 
 
 @jax.tree_util.register_dataclass
@@ -77,7 +78,7 @@ def _suffix(text: Text, most: int) -> Array:
     """The last `most` tokens [B, most] of each text, backwards."""
     at = text.position[:, None] - jnp.arange(most, dtype=jnp.int32)
     tokens = text.tokens[text.slots[:, None], jnp.maximum(at, 0)]
-    return jnp.where(at < 0, _BESIDE, tokens).at[:, 0].set(text.token)
+    return jnp.where(at < 0, _NO_SUFFIX, tokens).at[:, 0].set(text.token)
 
 
 @dataclass(frozen=True)
@@ -105,26 +106,27 @@ class _Search:
                 score = self._best(piece, first, row_of(suffix, b), position, width)
                 return jnp.maximum(best, score)
 
-            tiles = -(-position // _TILE)
+            tiles = jnp.where(row_of(live, b), -(-position // _TILE), 0)
             return scores.at[b].set(lax.fori_loop(0, tiles, tile, jnp.int32(-1)))
 
-        return LiveRows.of(live).each(row, jnp.full(live.shape, -1, jnp.int32))
+        return lax.fori_loop(0, live.shape[0], row, jnp.full(live.shape, -1, jnp.int32))
 
     def _best(
         self, piece: Array, first: Array | int, suffix: Array, position: Array, width: int
     ) -> Array:
         """Of matches that end in a piece [..., n] of a text that starts at `first`."""
-        size = piece.shape[-1]
-        before = [(0, 0)] * (piece.ndim - 1) + [(self.most - 1, 0)]
-        padded = jnp.pad(piece, before, constant_values=_BEFORE)
-        alike = jnp.ones(piece.shape, bool)
-        length = jnp.zeros(piece.shape, jnp.int32)
+        size = -(-piece.shape[-1] // _LANES) * _LANES
+        beside = [(0, 0)] * (piece.ndim - 1) + [(self.most - 1, size - piece.shape[-1])]
+        padded = jnp.pad(piece, beside, constant_values=_NOTHING)
+        alike = jnp.ones((*piece.shape[:-1], size), jnp.int32)
+        length = jnp.zeros_like(alike)
         for back in range(self.most):
-            shifted = lax.slice_in_dim(
-                padded, self.most - 1 - back, self.most - 1 - back + size, axis=-1
-            )
-            alike &= shifted == suffix[..., back, None]
+            at = self.most - 1 - back
+            same = lax.slice_in_dim(padded, at, at + size, axis=-1) == suffix[..., back, None]
+            alike &= same.astype(jnp.int32)
             length += alike
-        end = first + lax.broadcasted_iota(jnp.int32, piece.shape, piece.ndim - 1)
+        end = first + lax.broadcasted_iota(jnp.int32, alike.shape, alike.ndim - 1)
         known = (length >= self.least) & (end < position[..., None])
-        return jnp.max(jnp.where(known, length * width + end, -1), axis=-1)
+        scores = jnp.where(known, length * width + end, -1)
+        # As a loop of its own it is vectorised on CPU; merged into the one of the maximum it isn't.
+        return jnp.max(lax.optimization_barrier(scores), axis=-1)
