@@ -355,7 +355,10 @@ def test_a_bad_scale_ends_the_conversion_and_leaves_nothing(tmp_path: Path):
     source.mkdir()
     write_json(source / "config.json", config_json(SMALL, style))
     write_tensors(source, tensors)
-    assert f"model.{UP}.weight_scale holds 1 block scales" in refused(source, tmp_path / "out")
+    said = refused(source, tmp_path / "out")
+    assert (
+        f"model.{UP}.weight_scale (model.safetensors, F8_E4M3 [96, 4]) holds 1 block scales" in said
+    )
     assert not (tmp_path / "out").exists()
 
 

@@ -200,7 +200,9 @@ def test_a_quantised_and_a_dense_sibling_are_refused_by_name(tmp_path: Path):
     def layout(module: str) -> str:
         return "" if module.endswith("up_proj") else usual("fp8 tensor")(module)
 
-    with pytest.raises(
-        CheckpointError, match=r"gate_proj.weight is FP8Tensor, .*up_proj.weight is"
-    ):
+    with pytest.raises(CheckpointError) as caught:
         load(write_model(tmp_path, layout).folder)
+    assert (
+        "gate_proj.weight (model.safetensors, F8_E4M3 [512, 256]) is FP8, model.layers.0.mlp.up_proj.weight "
+        "(model.safetensors, BF16 [512, 256]) is dense; tensors that are multiplied together"
+    ) in str(caught.value)
