@@ -54,6 +54,10 @@ class TensorSource(Protocol):
         """Stored bytes of a whole tensor."""
         ...
 
+    def describe(self, name: str) -> str:
+        """A tensor as people know it, for messages: the name, file and dtype that it is stored under."""
+        ...
+
     def site(self, names: Sequence[str]) -> AbstractContextManager[Piece]:
         """Gives access to these tensors.
 
@@ -86,6 +90,9 @@ class HostTensors:
 
     def nbytes(self, name: str) -> int:
         return host_bytes(self.tensors[name])
+
+    def describe(self, name: str) -> str:
+        return name
 
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:

@@ -12,9 +12,12 @@ from jax import Array
 from onecat_jax.custom_calls.linear import (
     Dense,
     DenseTensor,
+    FP8Tensor,
     HostMatrix,
+    INT4Tensor,
     Linear,
     LinearRoute,
+    NVFP4Tensor,
     build_linear,
     exact_matrix,
 )
@@ -40,6 +43,7 @@ _FUSED_SITES = (
     ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     ("mlp.gate_proj", "mlp.up_proj"),
 )
+_FORMATS = {DenseTensor: "dense", NVFP4Tensor: "NVFP4", FP8Tensor: "FP8", INT4Tensor: "INT4"}
 _GATES = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
 
 Tree = TypeVar("Tree")
@@ -113,13 +117,13 @@ class _Rows(Sequence):
             return tensor
         return DenseTensor(exact_matrix(tensor).astype(np.float32))
 
-    def culprit(self) -> str:
+    def culprit(self, describe: Callable[[str], str]) -> str:
         """The first tensor that can't be packed by itself, and why; "" if all can."""
         for name in (name for names in self.names for name in names):
             try:
                 check_tensor(self._matrix(self.piece(name, self.rank)))
             except ValueError as error:
-                return f"{name}: {error}"
+                return f"{describe(name)}: {error}"
         return ""
 
 
@@ -150,7 +154,7 @@ class _Builder:
             try:
                 return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
             except ValueError as error:
-                found = layers.culprit() or f"{', '.join(rows[0])}: {error}"
+                found = layers.culprit(self.source.describe) or f"{', '.join(rows[0])}: {error}"
                 raise CheckpointError(f"the weights can't be packed: {found}") from error
 
         return self._split([name for row in rows for name in row], build)
@@ -278,8 +282,10 @@ def _check_formats(source: TensorSource, config: ModelConfig) -> None:
         for site in _FUSED_SITES:
             names = [f"layers.{layer}.{name}.weight" for name in site]
             kinds = {n: kind for n in names if (kind := source.kind(n)) is not None}
-            shown = ", ".join(f"{n} is {kind.__name__}" for n, kind in kinds.items())
             if len(set(kinds.values())) > 1:
+                shown = ", ".join(
+                    f"{source.describe(n)} is {_FORMATS[kind]}" for n, kind in kinds.items()
+                )
                 raise CheckpointError(
                     f"{shown}; tensors that are multiplied together must be stored in one format: "
                     "use an export that quantises all of them or none."

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
-from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.formats import Mismatch, Source, Stored
 from onecat_jax.models.slices import HostTensor, check_cut, cut_of
 from onecat_jax.models.tensors import Piece, TensorKind
 
@@ -34,6 +34,10 @@ class CheckpointTensors:
     def nbytes(self, name: str) -> int:
         return sum(self.checkpoint.tensors[part].nbytes for part in self.sources[name].parts)
 
+    def describe(self, name: str) -> str:
+        stored = self.sources[name].weight
+        return str(Stored(stored, self.checkpoint.tensors[stored]))
+
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
         """While a piece is packed, the next name's bytes are on their way from disk."""
@@ -58,4 +62,5 @@ class CheckpointTensors:
         try:
             return source.read_part(self.checkpoint.array, cut)
         except Mismatch as mismatch:
-            raise CheckpointError(f"{self.checkpoint.root}: {mismatch}") from mismatch
+            problem = mismatch.within(self.checkpoint.tensors)
+            raise CheckpointError(f"{self.checkpoint.root}: {problem}") from mismatch
