@@ -19,7 +19,7 @@ from onecat_jax.models.qwen3_5 import (
     Params,
     build_params,
 )
-from onecat_jax.models.qwen3_5.build import CacheScales
+from onecat_jax.models.qwen3_5.builder import CacheScales
 from onecat_jax.models.qwen3_5.weights import Loops
 from onecat_jax.sharding import Placement
 

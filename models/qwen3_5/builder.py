@@ -1,0 +1,258 @@
+"""Builds stacks of weights from checkpoint tensors: fetched, fused, packed and placed, a few sites at once."""
+
+import gc
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax import Array
+
+from onecat_jax.custom_calls.linear import (
+    Dense,
+    DenseTensor,
+    HostMatrix,
+    Linear,
+    LinearRoute,
+    build_linear,
+    exact_matrix,
+)
+from onecat_jax.custom_calls.linear.checks import check_tensor
+from onecat_jax.errors import CheckpointError
+from onecat_jax.models.qwen3_5.config import ModelConfig
+from onecat_jax.models.qwen3_5.segments import GATES, SegmentPlan
+from onecat_jax.models.qwen3_5.weights import (
+    AttentionStack,
+    GDNStack,
+    Loops,
+    MLPStack,
+    Params,
+    Segment,
+)
+from onecat_jax.models.tensors import HostTensor, Piece, TensorSource
+from onecat_jax.sharding import Placement
+
+Tree = TypeVar("Tree")
+Later = Callable[[], Tree]  # waits for what has been started
+CacheScales = Callable[[int], tuple[float, float]]  # layer -> scale of its keys and of its values
+
+
+@dataclass(frozen=True)
+class _Rows(Sequence):
+    """The siblings of every layer of a site as one rank holds them, fetched when asked for."""
+
+    piece: Piece
+    rank: int
+    names: Sequence[Sequence[str]]  # per layer
+    decoded: bool  # whether quantised matrices are given as dense ones
+    done: Callable[[Sequence[str]], None]  # told which tensors have been fetched
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, at: Any) -> list[HostMatrix]:
+        row = [self._matrix(self.piece(name, self.rank)) for name in self.names[at]]
+        self.done(self.names[at])
+        return row
+
+    def _matrix(self, tensor: HostTensor) -> HostMatrix:
+        if isinstance(tensor, np.ndarray):
+            return DenseTensor(tensor)
+        if not self.decoded or isinstance(tensor, DenseTensor):
+            return tensor
+        return DenseTensor(exact_matrix(tensor).astype(np.float32))
+
+    def culprit(self) -> str:
+        """The first tensor that can't be packed by itself, and why; "" if all can."""
+        for name in (name for names in self.names for name in names):
+            try:
+                check_tensor(self._matrix(self.piece(name, self.rank)))
+            except ValueError as error:
+                return f"{name}: {error}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """One model's weights for one placement."""
+
+    source: TensorSource
+    config: ModelConfig
+    route: LinearRoute
+    dtype: Any
+    placement: Placement
+    progress: Callable[[int], None]
+    cache_scales: CacheScales | None
+    workers: ThreadPoolExecutor
+
+    def _start(self, cls: type[Tree], **fields: Callable[[], Any]) -> Later[Tree]:
+        """Builds the fields of a stack on the workers; what it returns waits for all of them."""
+        started = {name: self.workers.submit(build) for name, build in fields.items()}
+        return lambda: cls(**{name: future.result() for name, future in started.items()})
+
+    def _split(self, names: Sequence[str], build: Callable[[Piece, int, jax.Device], Tree]) -> Tree:
+        """Builds a site rank by rank: what a rank needed on the host is gone before the next one starts."""
+        with self.source.site(names) as piece:
+            ranks = self.placement.local_ranks()
+            pieces = [_settled(build(piece, rank, device)) for rank, device in ranks]
+        return self.placement.assemble(pieces)
+
+    def _advance(self, rank: int, names: Sequence[str]) -> None:
+        """A rank has fetched its part of these tensors."""
+        ranks = [rank for rank, _ in self.placement.local_ranks()]
+        done, count = ranks.index(rank), len(ranks)
+        sizes = [self.source.nbytes(name) for name in names]
+        self.progress(sum(s * (done + 1) // count - s * done // count for s in sizes))
+
+    def _matrices(self, rows: Sequence[Sequence[str]], decoded: bool = False) -> Linear:
+        def build(piece: Piece, rank: int, device: jax.Device) -> Linear:
+            layers = _Rows(piece, rank, rows, decoded, partial(self._advance, rank))
+            try:
+                return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
+            except ValueError as error:
+                found = layers.culprit() or f"{', '.join(rows[0])}: {error}"
+                raise CheckpointError(f"the weights can't be packed: {found}") from error
+
+        return self._split([name for row in rows for name in row], build)
+
+    def linear(self, layers: Sequence[int], *names: str) -> Linear:
+        return self._matrices([[f"layers.{i}.{name}.weight" for name in names] for i in layers])
+
+    def gates(self, layers: Sequence[int]) -> Dense:
+        """The narrow projections of the gates, dense whatever stores them: decoded exactly, at the cost of few bytes."""
+        rows = [[f"layers.{i}.{name}.weight" for name in GATES] for i in layers]
+        return _dense(self._matrices(rows, decoded=True))
+
+    def vocabulary(self, name: str) -> Linear:
+        return self._matrices([[name]])
+
+    def replicated(self, layers: Sequence[int], name: str) -> Array:
+        """Stacks norm weights as float32, whole on every rank."""
+        return self._replicate([f"layers.{i}.{name}" for i in layers], np.stack)
+
+    def final_norm(self) -> Array:
+        return self._replicate(["norm.weight"], lambda rows: rows[0])
+
+    def _replicate(self, names: Sequence[str], join: Callable[..., np.ndarray]) -> Array:
+        with self.source.site(names) as piece:
+            rank = next(rank for rank, _ in self.placement.local_ranks())
+            rows = [np.asarray(piece(name, rank), np.float32) for name in names]
+            placed = _settled(self.placement.replicate(join(rows)))
+        for rank, _ in self.placement.local_ranks():
+            self._advance(rank, names)
+        return placed
+
+    def split(
+        self,
+        layers: Sequence[int],
+        name: str,
+        reorder: Callable[[np.ndarray], np.ndarray] = lambda x: x,
+    ) -> Array:
+        """Stacks small tensors that are split over ranks, as float32: gates and convolutions are computed in it."""
+        names = [f"layers.{i}.{name}" for i in layers]
+
+        def build(piece: Piece, rank: int, device: jax.Device) -> Array:
+            rows = [reorder(np.asarray(piece(n, rank), np.float32)) for n in names]
+            self._advance(rank, names)
+            return jax.device_put(np.stack(rows), device)
+
+        return self._split(names, build)
+
+    def gdn(self, layers: Sequence[int]) -> Later[GDNStack]:
+        name = "linear_attn"
+        return self._start(
+            GDNStack,
+            input_norm=partial(self.replicated, layers, "input_layernorm.weight"),
+            in_proj=partial(self.linear, layers, f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
+            gate_proj=partial(self.gates, layers),
+            conv=partial(self.split, layers, f"{name}.conv1d.weight", lambda w: w[:, 0].T),
+            a_log=partial(self.split, layers, f"{name}.A_log"),
+            dt_bias=partial(self.split, layers, f"{name}.dt_bias"),
+            out_norm=partial(self.replicated, layers, f"{name}.norm.weight"),
+            out_proj=partial(self.linear, layers, f"{name}.out_proj"),
+        )
+
+    def attention(self, layers: Sequence[int]) -> Later[AttentionStack]:
+        name = "self_attn"
+        return self._start(
+            AttentionStack,
+            input_norm=partial(self.replicated, layers, "input_layernorm.weight"),
+            qkv_proj=partial(
+                self.linear, layers, f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"
+            ),
+            q_norm=partial(self.replicated, layers, f"{name}.q_norm.weight"),
+            k_norm=partial(self.replicated, layers, f"{name}.k_norm.weight"),
+            o_proj=partial(self.linear, layers, f"{name}.o_proj"),
+            cache_scales=partial(self.scales, layers),
+        )
+
+    def scales(self, layers: Sequence[int]) -> Array | None:
+        """Of keys and values, the same on every rank."""
+        if self.cache_scales is None:
+            return None
+        rows = [self.cache_scales(layer) for layer in layers]
+        return self.placement.replicate(np.asarray(rows, np.float32))
+
+    def mlp(self, layers: Sequence[int]) -> Later[MLPStack]:
+        return self._start(
+            MLPStack,
+            input_norm=partial(self.replicated, layers, "post_attention_layernorm.weight"),
+            gate_up_proj=partial(self.linear, layers, "mlp.gate_proj", "mlp.up_proj"),
+            down_proj=partial(self.linear, layers, "mlp.down_proj"),
+        )
+
+    def segment(self, plan: SegmentPlan, loops: Loops) -> Later[Segment]:
+        gdn, attention = plan.layers("linear_attention"), plan.layers("full_attention")
+        before = self.config.layer_types[: plan.first]
+        mlp = self.mlp(plan.layers())  # first, for it is the largest, and the last one runs alone
+        mixers = (self.gdn(gdn) if gdn else None, self.attention(attention) if attention else None)
+
+        def segment() -> Segment:
+            return Segment(
+                gdn=mixers[0]() if mixers[0] else None,
+                attention=mixers[1]() if mixers[1] else None,
+                mlp=mlp(),
+                pattern=plan.pattern,
+                repeats=plan.repeats,
+                first_gdn=before.count("linear_attention"),
+                first_attention=before.count("full_attention"),
+                loops=loops,
+            )
+
+        return segment
+
+    def params(self, plans: Sequence[SegmentPlan], loops: Loops) -> Later[Params]:
+        segments = [self.segment(plan, loops) for plan in plans]
+        vocabulary = {
+            name: self.workers.submit(self.vocabulary, f"{name}.weight")
+            for name in ("embed_tokens", "lm_head")
+            if self.source.kind(f"{name}.weight") is not None
+        }
+        norm = self.workers.submit(self.final_norm)
+
+        def params() -> Params:
+            built = tuple(segment() for segment in segments)
+            embed = vocabulary["embed_tokens"].result()
+            head = vocabulary["lm_head"].result() if "lm_head" in vocabulary else embed
+            return Params(_dense(embed), built, norm.result(), head)
+
+        return params
+
+
+def _settled(placed: Tree) -> Tree:
+    """Waits until arrays are on their device and what they were copied from is free.
+
+    JAX lets go of host arrays only when it is called the next time, or in a collection of the youngest objects.
+    """
+    jax.block_until_ready(placed)
+    gc.collect(0)
+    return placed
+
+
+def _dense(weight: Linear) -> Dense:
+    if not isinstance(weight, Dense):
+        raise TypeError(f"a dense weight is needed here, found {type(weight).__name__}")
+    return weight
