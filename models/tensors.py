@@ -54,8 +54,12 @@ class TensorSource(Protocol):
         """Stored bytes of a whole tensor."""
         ...
 
+    def expect(self, names: Sequence[str]) -> None:
+        """Says that a site of these tensors will be entered, after those that were announced before."""
+        ...
+
     def site(self, names: Sequence[str]) -> AbstractContextManager[Piece]:
-        """Gives access to these tensors.
+        """Gives access to these tensors. Several threads may be in sites of their own.
 
         Raises:
           EngineError: a tensor can't be split over that many ranks.
@@ -86,6 +90,9 @@ class HostTensors:
 
     def nbytes(self, name: str) -> int:
         return host_bytes(self.tensors[name])
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Nothing: the tensors are there, or mapped."""
 
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:

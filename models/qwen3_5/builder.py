@@ -88,17 +88,27 @@ class Builder:
     cache_scales: CacheScales | None
     workers: ThreadPoolExecutor
 
-    def _start(self, cls: type[Tree], **fields: Callable[[], Any]) -> Later[Tree]:
-        """Builds the fields of a stack on the workers; what it returns waits for all of them."""
-        started = {name: self.workers.submit(build) for name, build in fields.items()}
-        return lambda: cls(**{name: future.result() for name, future in started.items()})
+    def _start(self, names: Sequence[str], build: Callable[[Piece], Tree]) -> Later[Tree]:
+        """Builds a site on one of the workers; sites are started in this order."""
 
-    def _split(self, names: Sequence[str], build: Callable[[Piece, int, jax.Device], Tree]) -> Tree:
+        def site() -> Tree:
+            with self.source.site(names) as piece:
+                return build(piece)
+
+        self.source.expect(names)
+        return self.workers.submit(site).result
+
+    def _split(
+        self, names: Sequence[str], build: Callable[[Piece, int, jax.Device], Tree]
+    ) -> Later[Tree]:
         """Builds a site rank by rank: what a rank needed on the host is gone before the next one starts."""
-        with self.source.site(names) as piece:
+
+        def all_ranks(piece: Piece) -> Tree:
             ranks = self.placement.local_ranks()
             pieces = [_settled(build(piece, rank, device)) for rank, device in ranks]
-        return self.placement.assemble(pieces)
+            return self.placement.assemble(pieces)
+
+        return self._start(names, all_ranks)
 
     def _advance(self, rank: int, names: Sequence[str]) -> None:
         """A rank has fetched its part of these tensors."""
@@ -107,7 +117,7 @@ class Builder:
         sizes = [self.source.nbytes(name) for name in names]
         self.progress(sum(s * (done + 1) // count - s * done // count for s in sizes))
 
-    def _matrices(self, rows: Sequence[Sequence[str]], decoded: bool = False) -> Linear:
+    def _matrices(self, rows: Sequence[Sequence[str]], decoded: bool = False) -> Later[Linear]:
         def build(piece: Piece, rank: int, device: jax.Device) -> Linear:
             layers = _Rows(piece, rank, rows, decoded, partial(self._advance, rank))
             try:
@@ -118,39 +128,42 @@ class Builder:
 
         return self._split([name for row in rows for name in row], build)
 
-    def linear(self, layers: Sequence[int], *names: str) -> Linear:
+    def linear(self, layers: Sequence[int], *names: str) -> Later[Linear]:
         return self._matrices([[f"layers.{i}.{name}.weight" for name in names] for i in layers])
 
-    def gates(self, layers: Sequence[int]) -> Dense:
+    def gates(self, layers: Sequence[int]) -> Later[Linear]:
         """The narrow projections of the gates, dense whatever stores them: decoded exactly, at the cost of few bytes."""
         rows = [[f"layers.{i}.{name}.weight" for name in GATES] for i in layers]
-        return _dense(self._matrices(rows, decoded=True))
+        return self._matrices(rows, decoded=True)
 
-    def vocabulary(self, name: str) -> Linear:
+    def vocabulary(self, name: str) -> Later[Linear]:
         return self._matrices([[name]])
 
-    def replicated(self, layers: Sequence[int], name: str) -> Array:
+    def replicated(self, layers: Sequence[int], name: str) -> Later[Array]:
         """Stacks norm weights as float32, whole on every rank."""
         return self._replicate([f"layers.{i}.{name}" for i in layers], np.stack)
 
-    def final_norm(self) -> Array:
+    def final_norm(self) -> Later[Array]:
         return self._replicate(["norm.weight"], lambda rows: rows[0])
 
-    def _replicate(self, names: Sequence[str], join: Callable[..., np.ndarray]) -> Array:
-        with self.source.site(names) as piece:
-            rank = next(rank for rank, _ in self.placement.local_ranks())
-            rows = [np.asarray(piece(name, rank), np.float32) for name in names]
+    def _replicate(self, names: Sequence[str], join: Callable[..., np.ndarray]) -> Later[Array]:
+        ranks = [rank for rank, _ in self.placement.local_ranks()]
+
+        def build(piece: Piece) -> Array:
+            rows = [np.asarray(piece(name, ranks[0]), np.float32) for name in names]
             placed = _settled(self.placement.replicate(join(rows)))
-        for rank, _ in self.placement.local_ranks():
-            self._advance(rank, names)
-        return placed
+            for rank in ranks:
+                self._advance(rank, names)
+            return placed
+
+        return self._start(names, build)
 
     def split(
         self,
         layers: Sequence[int],
         name: str,
         reorder: Callable[[np.ndarray], np.ndarray] = lambda x: x,
-    ) -> Array:
+    ) -> Later[Array]:
         """Stacks small tensors that are split over ranks, as float32: gates and convolutions are computed in it."""
         names = [f"layers.{i}.{name}" for i in layers]
 
@@ -163,29 +176,27 @@ class Builder:
 
     def gdn(self, layers: Sequence[int]) -> Later[GDNStack]:
         name = "linear_attn"
-        return self._start(
+        return _all(
             GDNStack,
-            input_norm=partial(self.replicated, layers, "input_layernorm.weight"),
-            in_proj=partial(self.linear, layers, f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
-            gate_proj=partial(self.gates, layers),
-            conv=partial(self.split, layers, f"{name}.conv1d.weight", lambda w: w[:, 0].T),
-            a_log=partial(self.split, layers, f"{name}.A_log"),
-            dt_bias=partial(self.split, layers, f"{name}.dt_bias"),
-            out_norm=partial(self.replicated, layers, f"{name}.norm.weight"),
-            out_proj=partial(self.linear, layers, f"{name}.out_proj"),
+            input_norm=self.replicated(layers, "input_layernorm.weight"),
+            in_proj=self.linear(layers, f"{name}.in_proj_qkv", f"{name}.in_proj_z"),
+            gate_proj=self.gates(layers),
+            conv=self.split(layers, f"{name}.conv1d.weight", lambda w: w[:, 0].T),
+            a_log=self.split(layers, f"{name}.A_log"),
+            dt_bias=self.split(layers, f"{name}.dt_bias"),
+            out_norm=self.replicated(layers, f"{name}.norm.weight"),
+            out_proj=self.linear(layers, f"{name}.out_proj"),
         )
 
     def attention(self, layers: Sequence[int]) -> Later[AttentionStack]:
         name = "self_attn"
-        return self._start(
+        return _all(
             AttentionStack,
-            input_norm=partial(self.replicated, layers, "input_layernorm.weight"),
-            qkv_proj=partial(
-                self.linear, layers, f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"
-            ),
-            q_norm=partial(self.replicated, layers, f"{name}.q_norm.weight"),
-            k_norm=partial(self.replicated, layers, f"{name}.k_norm.weight"),
-            o_proj=partial(self.linear, layers, f"{name}.o_proj"),
+            input_norm=self.replicated(layers, "input_layernorm.weight"),
+            qkv_proj=self.linear(layers, f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj"),
+            q_norm=self.replicated(layers, f"{name}.q_norm.weight"),
+            k_norm=self.replicated(layers, f"{name}.k_norm.weight"),
+            o_proj=self.linear(layers, f"{name}.o_proj"),
             cache_scales=partial(self.scales, layers),
         )
 
@@ -197,11 +208,11 @@ class Builder:
         return self.placement.replicate(np.asarray(rows, np.float32))
 
     def mlp(self, layers: Sequence[int]) -> Later[MLPStack]:
-        return self._start(
+        return _all(
             MLPStack,
-            input_norm=partial(self.replicated, layers, "post_attention_layernorm.weight"),
-            gate_up_proj=partial(self.linear, layers, "mlp.gate_proj", "mlp.up_proj"),
-            down_proj=partial(self.linear, layers, "mlp.down_proj"),
+            input_norm=self.replicated(layers, "post_attention_layernorm.weight"),
+            gate_up_proj=self.linear(layers, "mlp.gate_proj", "mlp.up_proj"),
+            down_proj=self.linear(layers, "mlp.down_proj"),
         )
 
     def segment(self, plan: SegmentPlan, loops: Loops) -> Later[Segment]:
@@ -226,20 +237,18 @@ class Builder:
 
     def params(self, plans: Sequence[SegmentPlan], loops: Loops) -> Later[Params]:
         segments = [self.segment(plan, loops) for plan in plans]
-        vocabulary = {
-            name: self.workers.submit(self.vocabulary, f"{name}.weight")
-            for name in ("embed_tokens", "lm_head")
-            if self.source.kind(f"{name}.weight") is not None
-        }
-        norm = self.workers.submit(self.final_norm)
+        embed = self.vocabulary("embed_tokens.weight")
+        tied = self.source.kind("lm_head.weight") is None
+        head = embed if tied else self.vocabulary("lm_head.weight")
+        norm = self.final_norm()
+        return lambda: Params(
+            _dense(embed()), tuple(segment() for segment in segments), norm(), head()
+        )
 
-        def params() -> Params:
-            built = tuple(segment() for segment in segments)
-            embed = vocabulary["embed_tokens"].result()
-            head = vocabulary["lm_head"].result() if "lm_head" in vocabulary else embed
-            return Params(_dense(embed), built, norm.result(), head)
 
-        return params
+def _all(cls: type[Tree], **fields: Callable[[], Any]) -> Later[Tree]:
+    """A stack, when all of its fields are there."""
+    return lambda: cls(**{name: later() for name, later in fields.items()})
 
 
 def _settled(placed: Tree) -> Tree:

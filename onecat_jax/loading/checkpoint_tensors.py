@@ -3,15 +3,15 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import islice
 
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.read_ahead import ReadAhead
 from onecat_jax.models.slices import HostTensor, check_cut, cut_of
 from onecat_jax.models.tensors import Piece, TensorKind
-
-_AHEAD = 128 << 20  # bytes of a site that are fetched before they are needed
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,23 @@ class CheckpointTensors:
     def nbytes(self, name: str) -> int:
         return sum(self.checkpoint.tensors[part].nbytes for part in self.sources[name].parts)
 
+    @cached_property
+    def _ahead(self) -> ReadAhead:
+        return ReadAhead(
+            self.nbytes, lambda name: self.checkpoint.will_read(self.sources[name].parts)
+        )
+
+    def expect(self, names: Sequence[str]) -> None:
+        self._ahead.expect(names)
+
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
         """While a piece is packed, those that follow are on their way from disk."""
-        ahead = _Ahead(self, names)
+        self.expect(names)
+        place = {name: at for at, name in enumerate(names)}
 
         def piece(name: str, rank: int) -> HostTensor:
-            ahead.reached(name)
+            self._ahead.reached(name, islice(names, place[name] + 1, None))
             return self._piece(name, rank)
 
         yield piece
@@ -56,26 +66,3 @@ class CheckpointTensors:
             return source.read_part(self.checkpoint.array, cut)
         except Mismatch as mismatch:
             raise CheckpointError(f"{self.checkpoint.root}: {mismatch}") from mismatch
-
-
-class _Ahead:
-    """Has the system fetch a site's tensors in order, so far beyond the one that is being read."""
-
-    def __init__(self, tensors: CheckpointTensors, names: Sequence[str]):
-        self.tensors, self.names = tensors, names
-        self.place = {name: at for at, name in enumerate(names)}
-        self.ends = list(accumulate(map(tensors.nbytes, names)))  # bytes up to and with each name
-        self.fetched = 0  # how many names
-
-    def reached(self, name: str) -> None:
-        """Called for a tensor that is about to be read."""
-        at = self.place[name]
-        if at == 0:
-            self.fetched = 0  # the first rank, or the next one
-        while self.fetched < len(self.names) and self._distance(at) < _AHEAD:
-            self.tensors.checkpoint.will_read(self.tensors.sources[self.names[self.fetched]].parts)
-            self.fetched += 1
-
-    def _distance(self, at: int) -> int:
-        """Bytes that are on their way beyond the tensor `at`."""
-        return self.ends[self.fetched - 1] - self.ends[at] if self.fetched > at else -1

@@ -51,6 +51,9 @@ class OrbaxTensors:
     def nbytes(self, name: str) -> int:
         return sum(array.nbytes for array in self.arrays[name] if array.axes)
 
+    def expect(self, names: Sequence[str]) -> None:
+        """Nothing: a site reads ahead by itself."""
+
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
         """While a piece is packed, the one that is likely asked for next (the next name, the same rank) is on its way."""
