@@ -63,7 +63,7 @@ _OCTETS = (
 _LANES = np.arange(32).reshape(4, 8).T.ravel()  # 0 8 16 24 1 9 ...
 ROWS_OF_CODES = {"cpu16": np.arange(8), "m8n8k4": np.arange(32), "m16n8k16": _LANES}
 ROWS_OF_SUMS = {"cpu16": np.arange(8), "m8n8k4": _OCTETS, "m16n8k16": _LANES}
-_BLOCK_ROWS = 64  # packed at once: what a block needs in between stays in the cache
+_BLOCK_BYTES = 192 << 10  # packed at once: what a block needs in between stays in the cache
 
 
 def physical_rows(n: int) -> int:
@@ -91,19 +91,19 @@ def _words(codes: np.ndarray, dtype: type) -> np.ndarray:
 
 
 def _nibbles_cpu16(codes: np.ndarray) -> np.ndarray:
-    """Eight bytes at once: bytes m and 8 + m of a unit become bytes 2 m and 2 m + 1."""
+    """Eight bytes at once: the halves of a unit swap a nibble in each byte, then bytes of the one and the other take turns."""
     n, columns = codes.shape
-    words = _words(codes, np.uint64).reshape(n, columns // 16, 2)
-    first, second = words[..., 0], words[..., 1]
-    high = (second & _LOW) << _FOUR
-    even = (first & _LOW) | high
-    np.bitwise_and(second, ~_LOW, out=high)
-    odd = first >> _FOUR
-    odd &= _LOW
-    odd |= high
-    pairs = odd.view(np.uint8).astype(np.uint16)
+    halves = _words(codes, np.uint64).reshape(n, columns // 16, 2)
+    first, second = halves[..., 0].copy(), halves[..., 1].copy()
+    differ = first >> _FOUR
+    differ ^= second
+    differ &= _LOW
+    second ^= differ  # its low nibbles are the high ones of the first half now
+    differ <<= _FOUR
+    first ^= differ
+    pairs = second.view(np.uint8).astype(np.uint16)
     pairs <<= 8
-    pairs |= even.view(np.uint8)
+    pairs |= first.view(np.uint8).astype(np.uint16)
     # A unit's 16 bytes as one element, which is moved as fast as any.
     return pairs.view(np.complex128).reshape(n // 8, 8, columns // 16).transpose(0, 2, 1)
 
@@ -290,8 +290,9 @@ def pack_into(out: np.ndarray, what: str, siblings: Sequence[np.ndarray], layout
 
 def _pack_one(out: np.ndarray, what: str, array: np.ndarray, layout: str) -> None:
     form, tile = FORMS[what, layout], _tile(layout)
-    for row in range(0, len(array), _BLOCK_ROWS):
-        packed = form.pack(padded(array[row : row + _BLOCK_ROWS], form.columns))
+    rows = ROW_MULTIPLE * max(1, _BLOCK_BYTES // (ROW_MULTIPLE * array.shape[1]))
+    for row in range(0, len(array), rows):
+        packed = form.pack(padded(array[row : row + rows], form.columns))
         target = out[row // tile : row // tile + len(packed)]
         target.view(packed.dtype).reshape(packed.shape)[:] = packed  # out is contiguous: a view
 

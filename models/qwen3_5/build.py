@@ -67,7 +67,7 @@ def build_params(
       dtype: compute dtype.
       loops: which layer loops run on the device.
       placement: the devices; the first local one if it isn't given.
-      progress: called with the checkpoint bytes of every layer of a site when they are packed.
+      progress: called with the checkpoint bytes of every layer of a site when they are packed, from one thread at a time.
       cache_scales: of keys and values as they lie in a float8 cache; None for a cache that holds them as they are.
 
     Raises:
@@ -85,8 +85,9 @@ def build_params(
         builder = Builder(
             source, config, route, dtype, placement, _one_by_one(progress), cache_scales, workers
         )
-        params = builder.params(plans, loops)
         try:
+            params = builder.params(plans, loops)
+            builder.finish()
             return params()
         except BaseException:
             workers.shutdown(wait=False, cancel_futures=True)

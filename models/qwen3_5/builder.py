@@ -1,9 +1,9 @@
 """Builds stacks of weights from checkpoint tensors: fetched, fused, packed and placed, a few sites at once."""
 
 import gc
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -48,15 +48,18 @@ class _Rows(Sequence):
     rank: int
     names: Sequence[Sequence[str]]  # per layer
     decoded: bool  # whether quantised matrices are given as dense ones
-    done: Callable[[Sequence[str]], None]  # told which tensors have been fetched
+    done: Callable[[Sequence[str]], None]  # told which tensors the reader is through with
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, at: Any) -> list[HostMatrix]:
-        row = [self._matrix(self.piece(name, self.rank)) for name in self.names[at]]
-        self.done(self.names[at])
-        return row
+        return [self._matrix(self.piece(name, self.rank)) for name in self.names[at]]
+
+    def __iter__(self) -> Iterator[list[HostMatrix]]:
+        for at, names in enumerate(self.names):
+            yield self[at]
+            self.done(names)
 
     def _matrix(self, tensor: HostTensor) -> HostMatrix:
         if isinstance(tensor, np.ndarray):
@@ -87,6 +90,7 @@ class Builder:
     progress: Callable[[int], None]
     cache_scales: CacheScales | None
     workers: ThreadPoolExecutor
+    started: list[Future[Any]] = field(default_factory=list)  # all sites
 
     def _start(self, names: Sequence[str], build: Callable[[Piece], Tree]) -> Later[Tree]:
         """Builds a site on one of the workers; sites are started in this order."""
@@ -96,7 +100,15 @@ class Builder:
                 return build(piece)
 
         self.source.expect(names)
-        return self.workers.submit(site).result
+        self.started.append(self.workers.submit(site))
+        return self.started[-1].result
+
+    def finish(self) -> None:
+        """Waits until all that was started is built, or raises what the first site to fail has raised."""
+        wait(self.started, return_when=FIRST_EXCEPTION)
+        for future in self.started:
+            if future.done():
+                future.result()
 
     def _split(
         self, names: Sequence[str], build: Callable[[Piece, int, jax.Device], Tree]
@@ -111,7 +123,7 @@ class Builder:
         return self._start(names, all_ranks)
 
     def _advance(self, rank: int, names: Sequence[str]) -> None:
-        """A rank has fetched its part of these tensors."""
+        """A rank has packed its part of these tensors."""
         ranks = [rank for rank, _ in self.placement.local_ranks()]
         done, count = ranks.index(rank), len(ranks)
         sizes = [self.source.nbytes(name) for name in names]

@@ -2,8 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 
 from onecat_jax.errors import CheckpointError
@@ -14,13 +12,12 @@ from onecat_jax.models.slices import HostTensor, check_cut, cut_of
 from onecat_jax.models.tensors import Piece, TensorKind
 
 
-@dataclass(frozen=True)
 class CheckpointTensors:
     """A `TensorSource`. Formats stored row by row are views; others are transposed piece by piece, and let go with it."""
 
-    checkpoint: Checkpoint
-    sources: Mapping[str, Source]
-    ranks: int = 1
+    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, Source], ranks: int = 1):
+        self.checkpoint, self.sources, self.ranks = checkpoint, sources, ranks
+        self._ahead = ReadAhead(self.nbytes, lambda name: checkpoint.will_read(sources[name].parts))
 
     @property
     def names(self) -> Collection[str]:
@@ -36,12 +33,6 @@ class CheckpointTensors:
     def nbytes(self, name: str) -> int:
         return sum(self.checkpoint.tensors[part].nbytes for part in self.sources[name].parts)
 
-    @cached_property
-    def _ahead(self) -> ReadAhead:
-        return ReadAhead(
-            self.nbytes, lambda name: self.checkpoint.will_read(self.sources[name].parts)
-        )
-
     def expect(self, names: Sequence[str]) -> None:
         self._ahead.expect(names)
 
@@ -50,8 +41,12 @@ class CheckpointTensors:
         """While a piece is packed, those that follow are on their way from disk."""
         self.expect(names)
         place = {name: at for at, name in enumerate(names)}
+        reading: set[int] = set()  # ranks
 
         def piece(name: str, rank: int) -> HostTensor:
+            if reading and rank not in reading:
+                self._ahead.again(names)
+            reading.add(rank)
             self._ahead.reached(name, islice(names, place[name] + 1, None))
             return self._piece(name, rank)
 
