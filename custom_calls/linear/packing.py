@@ -180,20 +180,14 @@ def _e4m3_cpu16(codes: np.ndarray) -> np.ndarray:
     return codes.reshape(n // 8, 8, k // 32, 32).transpose(0, 2, 1, 3)
 
 
-def _e4m3_tables() -> tuple[np.ndarray, np.ndarray]:
-    """What two bytes of codes contribute to a word, as pair A and as pair B: uint32 [65536] each."""
+def _e4m3_table(sign: int, rest: int) -> np.ndarray:
+    """What two bytes of codes contribute to a word, shifted so far to the left as their pair is: uint32 [65536]."""
     first, second = (np.arange(65536, dtype=np.uint32) >> shift & 0xFF for shift in (0, 8))
-    a, b = (
-        sum(
-            (((c & 0x80) << sign | (c & 0x7F) << rest) << at)
-            for c, at in ((first, 0), (second, 16))
-        )
-        for sign, rest in ((8, 7), (7, 0))
-    )
-    return a, b
+    low, high = ((c & 0x80) << sign | (c & 0x7F) << rest for c in (first, second))
+    return low | high << 16
 
 
-_E4M3_A, _E4M3_B = _e4m3_tables()
+_E4M3_A, _E4M3_B = _e4m3_table(8, 7), _e4m3_table(7, 0)
 
 
 def _e4m3_words(codes: np.ndarray) -> np.ndarray:
