@@ -63,7 +63,7 @@ _OCTETS = (
 _LANES = np.arange(32).reshape(4, 8).T.ravel()  # 0 8 16 24 1 9 ...
 ROWS_OF_CODES = {"cpu16": np.arange(8), "m8n8k4": np.arange(32), "m16n8k16": _LANES}
 ROWS_OF_SUMS = {"cpu16": np.arange(8), "m8n8k4": _OCTETS, "m16n8k16": _LANES}
-_BLOCK_BYTES = 192 << 10  # packed at once: what a block needs in between stays in the cache
+_BLOCK_BYTES = 384 << 10  # packed at once: what a block needs in between stays in the cache
 
 
 def physical_rows(n: int) -> int:
