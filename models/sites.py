@@ -46,13 +46,13 @@ class _Rows(Sequence):
         tensor = self.piece(name, self.rank)
         return DenseTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
 
-    def culprit(self) -> str:
+    def culprit(self, describe: Callable[[str], str]) -> str:
         """The first tensor that can't be packed by itself, and why; "" if all can."""
         for name in (name for names in self.names for name in names):
             try:
                 check_tensor(self._matrix(name))
             except ValueError as error:
-                return f"{name}: {error}"
+                return f"{describe(name)}: {error}"
         return ""
 
 
@@ -88,7 +88,7 @@ class SiteBuilder:
             try:
                 return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
             except ValueError as error:
-                found = layers.culprit() or f"{', '.join(rows[0])}: {error}"
+                found = layers.culprit(self.source.describe) or f"{', '.join(rows[0])}: {error}"
                 raise CheckpointError(f"the weights can't be packed: {found}") from error
 
         return self._split(names, build)

@@ -34,6 +34,12 @@ class _Head:
     def nbytes(self, name: str) -> int:
         return self.source.nbytes(_PREFIX + name)
 
+    def describe(self, name: str) -> str:
+        return self.source.describe(_PREFIX + name)
+
+    def expect(self, names: Sequence[str]) -> None:
+        self.source.expect([_PREFIX + name for name in names])
+
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
         with self.source.site([_PREFIX + name for name in names]) as piece:
