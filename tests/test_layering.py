@@ -29,6 +29,7 @@ _MAY_IMPORT = {
         "custom_calls",
         "sampling",
         "sampling_params",
+        "speculation",
         "steps",
         "text",
         *_LEAVES,

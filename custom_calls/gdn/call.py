@@ -107,18 +107,31 @@ def _recur_cpu(
     shape = jax.ShapeDtypeStruct((*qkv.shape[:2], *states.shape[1:3]), jnp.float32)
     call = jax.ffi.ffi_call(
         _ROWS_CPU,
-        (shape, _like(states), _like(windows)),
+        (shape, like(states), like(windows)),
         input_output_aliases={9: 1, 10: 2},
         vmap_method="sequential",
     )
-    small = (weights.conv, weights.a_log, weights.dt_bias, jnp.asarray(layer.index, jnp.int32))
-    where = (rows.slots, rows.start, rows.count)
-    operands = (qkv.astype(jnp.float32), gates, *small, *where, states, windows)
+    operands = operands_cpu(qkv, gates, states, windows, rows, weights, layer)
     out, states, windows = call(*operands, mul=np.int32(layer.mul), add=np.int32(layer.add))
     return out, states, windows
 
 
-def _like(x: Array) -> jax.ShapeDtypeStruct:
+def operands_cpu(
+    qkv: Array,
+    gates: Array,
+    states: Array,
+    windows: Array,
+    rows: GDNRows,
+    weights: GDNWeights,
+    layer: Layer,
+) -> tuple[Array, ...]:
+    """Operands of the CPU handlers for one layer's new rows, in their order."""
+    small = (weights.conv, weights.a_log, weights.dt_bias, jnp.asarray(layer.index, jnp.int32))
+    where = (rows.slots, rows.start, rows.count)
+    return (qkv.astype(jnp.float32), gates, *small, *where, states, windows)
+
+
+def like(x: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 

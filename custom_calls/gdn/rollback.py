@@ -4,10 +4,13 @@ A verified row may turn out wrong. `verify` leaves states and windows alone; the
 and `commit` replays the accepted ones, all layers of a stack at once. No state is ever stored per token.
 """
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.gdn.call import GDNDescriptor, plan
+from onecat_jax.custom_calls.gdn.call import CPU, GDNDescriptor, like, operands_cpu, plan
 from onecat_jax.custom_calls.gdn.rows import (
     Caches,
     GDNRows,
@@ -19,6 +22,9 @@ from onecat_jax.custom_calls.gdn.rows import (
     verify_plain,
 )
 from onecat_jax.custom_calls.linear import Layer
+
+_VERIFY_CPU = "onecat_gdn_verify_rows_cpu_v1"
+_COMMIT_CPU = "onecat_gdn_commit_rows_cpu_v1"
 
 
 def verify(
@@ -52,7 +58,12 @@ def verify(
     """
     shape = GDNShape.of(states, qkv.shape[-1])
     descriptor = GDNDescriptor(qkv.shape[1], shape, weights.conv.shape[1], windows.dtype)
-    plan(descriptor, Policy("plain", target=policy.target), operator="gdn verify")
+    if plan(descriptor, policy, operator="gdn verify").name == CPU:
+        shape_out = jax.ShapeDtypeStruct((*qkv.shape[:2], *states.shape[1:3]), jnp.float32)
+        call = jax.ffi.ffi_call(_VERIFY_CPU, shape_out, vmap_method="sequential")
+        operands = operands_cpu(qkv, gates, states, windows, rows, weights, layer)
+        out: Array = call(*operands, mul=np.int32(layer.mul), add=np.int32(layer.add))
+        return out
     return verify_plain(qkv, gates, (states, windows), rows, LayerWeights.of(weights, layer))
 
 
@@ -90,5 +101,29 @@ def commit(
     """
     shape = GDNShape.of(states, kept.qkv.shape[-1])
     descriptor = GDNDescriptor(kept.qkv.shape[2], shape, weights.conv.shape[1], windows.dtype)
-    plan(descriptor, Policy("plain", target=policy.target), operator="gdn commit")
+    if plan(descriptor, policy, operator="gdn commit").name == CPU:
+        return _commit_cpu(kept, states, windows, rows, weights, first_layer, slots)
     return commit_plain(kept, (states, windows), rows, weights, first_layer, slots)
+
+
+def _commit_cpu(
+    kept: KeptRows,
+    states: Array,
+    windows: Array,
+    rows: GDNRows,
+    weights: GDNWeights,
+    first_layer: int,
+    slots: int,
+) -> Caches:
+    call = jax.ffi.ffi_call(
+        _COMMIT_CPU,
+        (like(states), like(windows)),
+        input_output_aliases={8: 0, 9: 1},
+        vmap_method="sequential",
+    )
+    kept_rows = (kept.qkv.astype(windows.dtype), kept.gates)
+    small = (weights.conv, weights.a_log, weights.dt_bias)
+    where = (rows.slots, rows.start, rows.count)
+    place = {"first_layer": np.int32(first_layer), "slots": np.int32(slots)}
+    states, windows = call(*kept_rows, *small, *where, states, windows, **place)
+    return states, windows

@@ -8,6 +8,7 @@ from onecat_jax.errors import ModelConfigError
 from onecat_jax.models.dflash.reader import Reader
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.sharding import local_counts
+from onecat_jax.state import DraftShape, DraftWindow
 
 _FIELD_OF = {  # logical axis -> what counts it on one rank
     "heads": "num_attention_heads",
@@ -97,6 +98,23 @@ class DFlashConfig:
         counts = local_counts(self.units, ranks)
         fields: dict[str, Any] = {name: counts[axis] for axis, name in _FIELD_OF.items()}
         return replace(self, **fields)
+
+    def draft_shape(self, *, page_size: int, max_len: int, kv_dtype: str) -> DraftShape:
+        """Sizes of a state for this draft (of one rank if this is `local`).
+
+        Args:
+          page_size: tokens per page.
+          max_len: positions of the longest sequence.
+          kv_dtype: storage of keys and values.
+        """
+        return DraftShape(
+            layers=self.num_hidden_layers,
+            ring=DraftWindow.ring_pages(self.window, max_len, self.block_size, page_size),
+            page_size=page_size,
+            kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            kv_dtype=kv_dtype,
+        )
 
     def check_target(self, target: ModelConfig) -> None:
         """Refuses a target that this draft wasn't made for.

@@ -42,8 +42,8 @@ class _Head:
 
 def mtp_config(config: ModelConfig) -> ModelConfig:
     """The head's layers as the layers of a model."""
-    kinds: tuple[LayerKind, ...] = ("full_attention",) * config.mtp_num_hidden_layers
-    return replace(config, layer_types=kinds)
+    kind: LayerKind = "full_attention"
+    return replace(config, layer_types=(kind,) * config.mtp_num_hidden_layers)
 
 
 def mtp_source(source: TensorSource, head: ModelConfig) -> TensorSource:

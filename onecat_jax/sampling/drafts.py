@@ -7,6 +7,13 @@ import jax.numpy as jnp
 from jax import Array
 
 
+def log_q_at(tokens: Array, ids: Array, log_q: Array) -> Array:
+    """Log probabilities of tokens under a proposal: [..., N] and [..., U] twice -> [..., N], -inf where it isn't listed."""
+    same = tokens[..., None] == ids[..., None, :]
+    listed = jnp.where(same, log_q[..., None, :], -jnp.inf)
+    return jnp.max(listed, axis=-1, initial=-jnp.inf)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drafts:
@@ -18,7 +25,7 @@ class Drafts:
     """
 
     tokens: Array  # [B, Q-1] int32
-    ids: Array  # [B, Q-1, U] int32 ids with q > 0; places with log_q = -inf mean nothing
+    ids: Array  # [B, Q-1, U] int32 ids with q > 0, each once; places with log_q = -inf mean nothing
     log_q: Array  # [B, Q-1, U] float32 nats
     count: Array  # [B] int32 drafts that are meant, the first ones; 0 = none
 

@@ -1,7 +1,7 @@
 """What a drafter is, and what it is given."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 from jax import Array
@@ -73,4 +73,13 @@ class Drafter(Protocol):
 
     def commit(self, params: EngineParams, state: CacheState, rows: Committed) -> CacheState:
         """Takes rows into what the drafter keeps."""
+        ...
+
+
+@runtime_checkable
+class Extending(Protocol):
+    """A drafter that can say whether rounds beyond the ordinary width have something to verify."""
+
+    def ready(self, state: CacheState, rows: DraftRows) -> Array:
+        """Rows [B] bool for which it has."""
         ...
