@@ -277,7 +277,7 @@ class Builder:
         )
 
 
-def _all(cls: type[Tree], **fields: Callable[[], Any]) -> Later[Tree]:
+def _all(cls: Callable[..., Tree], **fields: Callable[[], Any]) -> Later[Tree]:
     """A stack, when all of its fields are there."""
     return lambda: cls(**{name: later() for name, later in fields.items()})
 
