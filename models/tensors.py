@@ -58,8 +58,12 @@ class TensorSource(Protocol):
         """A tensor as people know it, for messages: the name, file and dtype that it is stored under."""
         ...
 
+    def expect(self, names: Sequence[str]) -> None:
+        """Says that a site of these tensors will be entered, after those that were announced before."""
+        ...
+
     def site(self, names: Sequence[str]) -> AbstractContextManager[Piece]:
-        """Gives access to these tensors.
+        """Gives access to these tensors. Several threads may be in sites of their own.
 
         Raises:
           EngineError: a tensor can't be split over that many ranks.
@@ -93,6 +97,9 @@ class HostTensors:
 
     def describe(self, name: str) -> str:
         return name
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Nothing: the tensors are there, or mapped."""
 
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:

@@ -19,7 +19,7 @@ from onecat_jax.models.qwen3_5 import (
     Params,
     build_params,
 )
-from onecat_jax.models.qwen3_5.build import CacheScales
+from onecat_jax.models.qwen3_5.builder import CacheScales
 from onecat_jax.models.qwen3_5.weights import Loops
 from onecat_jax.sharding import Placement
 
@@ -63,7 +63,7 @@ def load_model(
       checkpoint, sources: the tensors, found and validated by `find_sources`.
       model: the configuration that they belong to.
       config: engine arguments.
-      progress: called with bytes done and bytes in all.
+      progress: called with bytes done and bytes in all, of what is loaded; the last call says that all are done.
       placement: the devices, one per tensor-parallel rank.
 
     Raises:
@@ -74,13 +74,13 @@ def load_model(
     target = policy.resolved_target()
     dtype, loops = config.compute_dtype(target.platform), choose_loops(config, target)
     tensors = tensor_source(checkpoint, sources, placement.size)
-    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    total = sum(tensors.nbytes(name) for name in tensors.names if not name.startswith("mtp."))
     done = 0
 
     def advance(nbytes: int) -> None:
         nonlocal done
         done += nbytes
-        progress(min(done, total), total)
+        progress(done, total)
 
     params = build_params(
         tensors,
@@ -91,7 +91,7 @@ def load_model(
         placement=placement,
         progress=advance,
         cache_scales=_cache_scales(checkpoint, config),
+        mtp=config.uses_mtp,
     )
-    progress(total, total)
     options = ForwardOptions(model, dtype, policy, placement.shards)
     return LoadedModel(jax.block_until_ready(params), options)

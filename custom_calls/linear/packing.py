@@ -47,7 +47,7 @@ m8n8k4     zero points: as they are, for a lane subtracts that of the row it own
 m16n8k16   place 4 g + j holds row g, g + 8, g + 16 or g + 24: of these a lane owns codes, and holds sums.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,7 @@ _OCTETS = (
 _LANES = np.arange(32).reshape(4, 8).T.ravel()  # 0 8 16 24 1 9 ...
 ROWS_OF_CODES = {"cpu16": np.arange(8), "m8n8k4": np.arange(32), "m16n8k16": _LANES}
 ROWS_OF_SUMS = {"cpu16": np.arange(8), "m8n8k4": _OCTETS, "m16n8k16": _LANES}
-_BLOCK_ROWS = 1024  # packed at once: what a block needs in between stays small
+_BLOCK_BYTES = 384 << 10  # packed at once: what a block needs in between stays in the cache
 
 
 def physical_rows(n: int) -> int:
@@ -85,67 +85,91 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
 # ---- 4-bit codes [N, K / 2]
 
 
+def _words(codes: np.ndarray, dtype: type) -> np.ndarray:
+    """Rows of bytes as rows of wider words, the first byte lowest."""
+    return np.ascontiguousarray(codes).view(dtype)
+
+
 def _nibbles_cpu16(codes: np.ndarray) -> np.ndarray:
-    c = nibbles(codes)
-    n, k = c.shape
-    c = c.reshape(n // 8, 8, k // 32, 2, 16)
-    units = c[..., 0, :] | (c[..., 1, :] << 4)  # [N/8, 8, K/32, 16]
-    return units.transpose(0, 2, 1, 3)
+    """Eight bytes at once: the halves of a unit swap a nibble in each byte, then bytes of the one and the other take turns."""
+    n, columns = codes.shape
+    halves = _words(codes, np.uint64).reshape(n, columns // 16, 2)
+    first, second = halves[..., 0].copy(), halves[..., 1].copy()
+    differ = first >> _FOUR
+    differ ^= second
+    differ &= _LOW
+    second ^= differ  # its low nibbles are the high ones of the first half now
+    differ <<= _FOUR
+    first ^= differ
+    pairs = second.view(np.uint8).astype(np.uint16)
+    pairs <<= 8
+    pairs |= first.view(np.uint8).astype(np.uint16)
+    # A unit's 16 bytes as one element, which is moved as fast as any.
+    return pairs.view(np.complex128).reshape(n // 8, 8, columns // 16).transpose(0, 2, 1)
 
 
-def _nibbles_m8n8k4(codes: np.ndarray) -> np.ndarray:
-    """-> [block, unit, half, row, word, pair, k]."""
-    c = nibbles(codes)
-    n, k = c.shape
-    return c.reshape(n // 32, 32, k // 64, 2, 4, 4, 2).transpose(0, 2, 3, 1, 4, 5, 6)
+_LOW, _FOUR = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(4)
 
 
-def _e2m1_words(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Four E2M1 pairs [..., 2] -> uint32 [...] in the bit order of the module docstring."""
+def _e2m1_place(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Sign and magnitude of A and B in the order of the module docstring."""
+    return (a >> 3) << 15 | (a & 7) << 9 | (b & 7) << 12 | (b >> 3) << 8
 
-    def sign(x: np.ndarray) -> np.ndarray:
-        return (x >> 3).astype(np.uint32)
 
-    def magnitude(x: np.ndarray) -> np.ndarray:
-        return (x & 7).astype(np.uint32)
+def _int4_place(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a | b << 4
 
-    halves = sign(a) << 15 | magnitude(a) << 9 | magnitude(b) << 12 | sign(b) << 8
-    halves |= sign(c) << 7 | magnitude(c) << 1 | magnitude(d) << 4 | sign(d)
-    return halves[..., 0] | halves[..., 1] << 16
+
+def _table(place: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    """What two bytes of codes (pairs A and B) contribute to a word: uint32 [65536].
+
+    Args:
+      place: bits of the first codes of both pairs in the low half of a word; those of the second codes are alike in the high.
+    """
+    a, a2, b, b2 = (np.arange(65536, dtype=np.uint32) >> shift & 15 for shift in (0, 4, 8, 12))
+    return place(a, b) | place(a2, b2) << 16
+
+
+_E2M1_AB, _INT4_AB = _table(_e2m1_place), _table(_int4_place)
+_E2M1_TABLES = _E2M1_AB, _E2M1_AB >> 8  # of pairs A and B, and of C and D
+_INT4_TABLES = _INT4_AB, _INT4_AB << 8
+
+Tables = tuple[np.ndarray, np.ndarray]
+
+
+def _m8n8k4(codes: np.ndarray, tables: Tables) -> np.ndarray:
+    """4-bit codes -> words [block, unit, half, row, word]: A..D are neighbours in a row."""
+    n, columns = codes.shape
+    shorts = _words(codes, np.uint16)
+    words = tables[0].take(shorts[:, 0::2]) | tables[1].take(shorts[:, 1::2])
+    return words.reshape(n // 32, 32, columns // 32, 2, 4).transpose(0, 2, 3, 1, 4)
+
+
+def _m16n8k16(codes: np.ndarray, tables: Tables) -> np.ndarray:
+    """4-bit codes -> words [block, tile, g, two bytes of a row]: A and C are of row g, B and D of row g + 8."""
+    n, columns = codes.shape
+    shorts = _words(codes, np.uint16).reshape(n // 32, 2, 2, 8, columns // 2)
+    row, row8 = shorts[:, :, 0], shorts[:, :, 1]
+    ab, cd = (row & 0xFF) | (row8 << 8), (row >> 8) | (row8 & 0xFF00)
+    return tables[0].take(ab) | tables[1].take(cd)
 
 
 def _e2m1_m8n8k4(codes: np.ndarray) -> np.ndarray:
-    c = _nibbles_m8n8k4(codes)
-    return _e2m1_words(c[..., 0, :], c[..., 1, :], c[..., 2, :], c[..., 3, :])
+    return _m8n8k4(codes, _E2M1_TABLES)
 
 
 def _e2m1_m16n8k16(codes: np.ndarray) -> np.ndarray:
-    c = nibbles(codes)
-    n, k = c.shape
-    c = c.reshape(n // 32, 2, 2, 8, k // 64, 4, 4, 2, 2)  # block tile row8 g unit t word pair k
-    c = c.transpose(0, 4, 1, 3, 5, 6, 7, 2, 8)  # block unit tile g t word pair row8 k
-    return _e2m1_words(c[..., 0, 0, :], c[..., 0, 1, :], c[..., 1, 0, :], c[..., 1, 1, :])
-
-
-def _int4_halves(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """One code of four pairs each -> uint16, which hold the pairs' first and second codes in turn."""
-    return a | b << 4 | c << 8 | d << 12
+    words = _m16n8k16(codes, _E2M1_TABLES)  # block tile g unit t word
+    return words.reshape(*words.shape[:3], -1, 4, 4).transpose(0, 3, 1, 2, 4, 5)
 
 
 def _int4_m8n8k4(codes: np.ndarray) -> np.ndarray:
-    c = _nibbles_m8n8k4(codes).astype(np.uint16)
-    return _int4_halves(c[..., 0, :], c[..., 1, :], c[..., 2, :], c[..., 3, :])
+    return _m8n8k4(codes, _INT4_TABLES)
 
 
 def _int4_m16n8k16(codes: np.ndarray) -> np.ndarray:
-    c = nibbles(codes).astype(np.uint16)
-    n, k = c.shape
-    # block tile row8 g unit half t instruction pair k
-    c = c.reshape(n // 32, 2, 2, 8, k // 64, 2, 4, 2, 2, 2)
-    c = c.transpose(
-        0, 4, 1, 3, 6, 5, 7, 8, 2, 9
-    )  # block unit tile g t half instruction pair row8 k
-    return _int4_halves(c[..., 0, 0, :], c[..., 0, 1, :], c[..., 1, 0, :], c[..., 1, 1, :])
+    words = _m16n8k16(codes, _INT4_TABLES)  # block tile g unit half t instruction
+    return words.reshape(*words.shape[:3], -1, 2, 4, 2).transpose(0, 3, 1, 2, 5, 4, 6)
 
 
 # ---- E4M3 codes [N, K]
@@ -156,25 +180,33 @@ def _e4m3_cpu16(codes: np.ndarray) -> np.ndarray:
     return codes.reshape(n // 8, 8, k // 32, 32).transpose(0, 2, 1, 3)
 
 
-def _e4m3_halves(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """One code of two pairs each -> uint16, which hold the pairs' first and second codes in turn."""
-    a, b = a.astype(np.uint16), b.astype(np.uint16)
-    return (a & 0x80) << 8 | (a & 0x7F) << 7 | (b & 0x80) << 7 | (b & 0x7F)
+def _e4m3_table(sign: int, rest: int) -> np.ndarray:
+    """What two bytes of codes contribute to a word, shifted so far to the left as their pair is: uint32 [65536]."""
+    first, second = (np.arange(65536, dtype=np.uint32) >> shift & 0xFF for shift in (0, 8))
+    low, high = ((c & 0x80) << sign | (c & 0x7F) << rest for c in (first, second))
+    return low | high << 16
+
+
+_E4M3_A, _E4M3_B = _e4m3_table(8, 7), _e4m3_table(7, 0)
+
+
+def _e4m3_words(codes: np.ndarray) -> np.ndarray:
+    """Bytes [N, K] -> words uint32 [N, K / 4]."""
+    shorts = _words(codes, np.uint16)
+    return _E4M3_A.take(shorts[:, 0::2]) | _E4M3_B.take(shorts[:, 1::2])
 
 
 def _e4m3_m8n8k4(codes: np.ndarray) -> np.ndarray:
     n, k = codes.shape
-    c = codes.reshape(n // 32, 32, k // 32, 2, 4, 2, 2)  # block row unit half word pair k
-    c = c.transpose(0, 2, 3, 1, 4, 5, 6)
-    return _e4m3_halves(c[..., 0, :], c[..., 1, :])
+    words = _e4m3_words(codes).reshape(n // 32, 32, k // 32, 2, 4)  # block row unit half word
+    return words.transpose(0, 2, 3, 1, 4)
 
 
 def _e4m3_m16n8k16(codes: np.ndarray) -> np.ndarray:
     n, k = codes.shape
-    # block tile row8 g unit t instruction pair k
-    c = codes.reshape(n // 32, 2, 2, 8, k // 32, 4, 2, 2, 2)
-    c = c.transpose(0, 4, 1, 3, 5, 6, 2, 7, 8)  # block unit tile g t instruction row8 pair k
-    return _e4m3_halves(c[..., 0, :], c[..., 1, :])
+    # block tile row8 g unit t instruction
+    words = _e4m3_words(codes).reshape(n // 32, 2, 2, 8, k // 32, 4, 2)
+    return words.transpose(0, 4, 1, 3, 5, 6, 2)  # block unit tile g t instruction row8
 
 
 # ---- NVFP4 scales [N, K / 16]
@@ -182,12 +214,12 @@ def _e4m3_m16n8k16(codes: np.ndarray) -> np.ndarray:
 
 def _scales_cpu16(scales: np.ndarray) -> np.ndarray:
     n, groups = scales.shape
-    return scales.reshape(n // 8, 8, groups // 2, 2).transpose(0, 2, 1, 3)
+    return _words(scales, np.uint16).reshape(n // 8, 8, groups // 2).transpose(0, 2, 1)
 
 
 def _scales_m8n8k4(scales: np.ndarray) -> np.ndarray:
     n, groups = scales.shape
-    return scales.reshape(n // 32, 32, groups // 4, 4).transpose(0, 2, 1, 3)
+    return _words(scales, np.uint32).reshape(n // 32, 32, groups // 4).transpose(0, 2, 1)
 
 
 def _scales_m16n8k16(scales: np.ndarray) -> np.ndarray:
@@ -236,16 +268,27 @@ def packed_shape(what: str, n: int, columns: int, layout: str) -> tuple[int, ...
     return physical_rows(n) // _tile(layout), -(-columns // form.columns), *form.unit
 
 
-def pack_into(out: np.ndarray, what: str, array: np.ndarray, layout: str) -> None:
-    """Packs an array [N, C] of bytes in checkpoint order into one of `packed_shape`."""
+def pack_into(out: np.ndarray, what: str, siblings: Sequence[np.ndarray], layout: str) -> None:
+    """Packs arrays [N, C] of bytes in checkpoint order, one below the other, into one of `packed_shape`."""
     if layout == "rows":
-        out[:] = array
+        np.concatenate(siblings, out=out)
         return
+    if any(len(array) % ROW_MULTIPLE for array in siblings[:-1]):
+        siblings = [np.concatenate(siblings)]
+    first = 0  # tile
+    for array in siblings:
+        tiles = physical_rows(len(array)) // _tile(layout)
+        _pack_one(out[first : first + tiles], what, array, layout)
+        first += tiles
+
+
+def _pack_one(out: np.ndarray, what: str, array: np.ndarray, layout: str) -> None:
     form, tile = FORMS[what, layout], _tile(layout)
-    for row in range(0, len(array), _BLOCK_ROWS):
-        packed = form.pack(padded(array[row : row + _BLOCK_ROWS], form.columns))
-        units = np.ascontiguousarray(packed).view(np.uint8).reshape(-1, *out.shape[1:])
-        out[row // tile : row // tile + len(units)] = units
+    rows = ROW_MULTIPLE * max(1, _BLOCK_BYTES // (ROW_MULTIPLE * array.shape[1]))
+    for row in range(0, len(array), rows):
+        packed = form.pack(padded(array[row : row + rows], form.columns))
+        target = out[row // tile : row // tile + len(packed)]
+        target.view(packed.dtype).reshape(packed.shape)[:] = packed  # out is contiguous: a view
 
 
 def pack_groups(

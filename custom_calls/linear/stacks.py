@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax import Array
 
@@ -38,6 +39,8 @@ from onecat_jax.custom_calls.linear.weights import (
     NVFP4Tensor,
 )
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_ROWS_AT_ONCE = 16  # cast while they are in the cache
 _ALIGNMENT = 64  # bytes: memory so aligned is taken over by a CPU device as it is
 
 
@@ -82,7 +85,7 @@ class Stack(abc.ABC):
 
     def pack(self, out: np.ndarray, what: str, siblings: list[np.ndarray]) -> None:
         """Packs one layer's arrays, concatenated along N."""
-        pack_into(out, f"{self.kind} {what}", _concatenated(siblings), self.layout)
+        pack_into(out, f"{self.kind} {what}", siblings, self.layout)
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -111,7 +114,7 @@ class DenseStack(Stack):
         first = 0
         for tensor in row:
             rows = tensor.weight.shape[0]
-            matrix[first : first + rows] = tensor.weight
+            _cast_into(matrix[first : first + rows], tensor.weight)
             first += rows
         if self.host is None:
             self.separate.append(self.place(matrix))
@@ -228,8 +231,15 @@ class INT4Stack(Stack):
         return self.place(np.stack([natural if order is None else order for order in orders]))
 
 
-def _concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+def _cast_into(out: np.ndarray, values: np.ndarray) -> None:
+    """Copies and casts. A bfloat16 is the upper half of a float32, which numpy moves several times as fast as it casts."""
+    if values.dtype != _BFLOAT16 or out.dtype != np.float32:
+        out[:] = values
+        return
+    for row in range(0, len(out), _ROWS_AT_ONCE):
+        bits = out[row : row + _ROWS_AT_ONCE].view(np.uint32)
+        bits[:] = values[row : row + _ROWS_AT_ONCE].view(np.uint16)
+        bits <<= 16
 
 
 def _common(arrays: Sequence[np.ndarray]) -> np.dtype:

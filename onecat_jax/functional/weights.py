@@ -34,7 +34,7 @@ class _Arrays:
         return np.asarray(self.named[name])
 
     def will_read(self, name: str) -> None:
-        """Nothing: fetching ahead would hold two sites on the host."""
+        """Nothing: fetching ahead would hold more of them on the host."""
 
 
 def build_params(model: Model, named: Mapping[str, Any]) -> Params:
@@ -48,7 +48,7 @@ def build_params(model: Model, named: Mapping[str, Any]) -> Params:
     Args:
       model: what the weights are for.
       named: NumPy or JAX arrays by Hugging Face name ("model.layers.0.mlp.up_proj.weight") or canonical name (without the
-        prefix). JAX arrays are fetched to the host, one site at a time.
+        prefix). JAX arrays are fetched to the host, a few sites at a time.
 
     Raises:
       CheckpointError: tensors are missing, unknown, of a wrong shape, dtype or format; up to five are named.

@@ -2,23 +2,22 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
 from onecat_jax.loading.formats import Mismatch, Source, Stored
+from onecat_jax.loading.read_ahead import ReadAhead
 from onecat_jax.models.slices import HostTensor, check_cut, cut_of
 from onecat_jax.models.tensors import Piece, TensorKind
 
 
-@dataclass(frozen=True)
 class CheckpointTensors:
     """A `TensorSource`. Formats stored row by row are views; others are transposed piece by piece, and let go with it."""
 
-    checkpoint: Checkpoint
-    sources: Mapping[str, Source]
-    ranks: int = 1
+    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, Source], ranks: int = 1):
+        self.checkpoint, self.sources, self.ranks = checkpoint, sources, ranks
+        self._ahead = ReadAhead(self.nbytes, lambda name: checkpoint.will_read(sources[name].parts))
 
     @property
     def names(self) -> Collection[str]:
@@ -38,21 +37,24 @@ class CheckpointTensors:
         stored = self.sources[name].weight
         return str(Stored(stored, self.checkpoint.tensors[stored]))
 
+    def expect(self, names: Sequence[str]) -> None:
+        self._ahead.expect(names)
+
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
-        """While a piece is packed, the next name's bytes are on their way from disk."""
-        following = dict(pairwise(names))
-        self._fetch(names[0])
+        """While a piece is packed, those that follow are on their way from disk."""
+        self.expect(names)
+        place = {name: at for at, name in enumerate(names)}
+        reading: set[int] = set()  # ranks
 
         def piece(name: str, rank: int) -> HostTensor:
-            if name in following:
-                self._fetch(following[name])
+            if reading and rank not in reading:
+                self._ahead.again(names)
+            reading.add(rank)
+            self._ahead.reached(name, islice(names, place[name] + 1, None))
             return self._piece(name, rank)
 
         yield piece
-
-    def _fetch(self, name: str) -> None:
-        self.checkpoint.will_read(self.sources[name].parts)
 
     def _piece(self, name: str, rank: int) -> HostTensor:
         source = self.sources[name]

@@ -7,7 +7,9 @@ views of one read-only memory map per file; no byte of a tensor is read before s
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,7 @@ from onecat_jax.loading.dtypes import DTYPES
 MAX_HEADER_BYTES = 100_000_000
 _MAX_TENSOR_BYTES = 1 << 62
 _MAX_DIMS = 32
+_WINDOW = 128 << 10  # bytes: the smallest readahead window that systems have by default
 _LFS_POINTER = b"version https://git-lfs"
 _AGAIN = "copy or download the file again"
 
@@ -95,16 +98,20 @@ class SafetensorsFile:
         return view
 
     def will_read(self, name: str) -> None:
-        """Starts fetching a tensor from disk without waiting for it.
+        """Has the system fetch a tensor from disk; waits for no more than the disk's queue.
+
+        In pieces, for Linux fetches no more than its readahead window of what one call asks for. An error will be found by
+        whoever reads the tensor.
 
         Raises:
           KeyError: the file holds no such tensor.
         """
         info = self.tensors[name]
-        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        length = min(info.offset + info.nbytes, len(self._map)) - start
-        if hasattr(mmap, "MADV_WILLNEED") and length > 0:
-            self._map.madvise(mmap.MADV_WILLNEED, start, length)
+        if not hasattr(os, "posix_fadvise"):
+            return
+        with suppress(OSError), self.path.open("rb") as file:
+            for start in range(info.offset, info.offset + info.nbytes, _WINDOW):
+                os.posix_fadvise(file.fileno(), start, _WINDOW, os.POSIX_FADV_WILLNEED)
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:

@@ -55,6 +55,9 @@ class OrbaxTensors:
         stored = self.sources[name].weight
         return str(Stored(stored, self.checkpoint.tensors[stored]))
 
+    def expect(self, names: Sequence[str]) -> None:
+        """Nothing: a site reads ahead by itself."""
+
     @contextmanager
     def site(self, names: Sequence[str]) -> Iterator[Piece]:
         """While a piece is packed, the one that is likely asked for next (the next name, the same rank) is on its way."""
