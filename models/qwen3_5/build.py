@@ -85,7 +85,8 @@ def build_params(
       mtp: whether the MTP head is placed too.
 
     Raises:
-      CheckpointError: there is no MTP head; formats that a fused site can't hold, when nothing has been placed yet; or values that no format has.
+      CheckpointError: formats that a fused site can't hold, when nothing has been placed yet; values that no format has; or
+        there is no MTP head.
       EngineError: a tensor can't be split over that many ranks.
     """
     placement = placement or Placement((jax.local_devices()[0],))

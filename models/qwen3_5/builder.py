@@ -226,7 +226,6 @@ class Builder:
     def mlp(self, layers: Sequence[int]) -> Later[MLPStack]:
         return _all(
             MLPStack,
-            MTPParams,
             input_norm=self.replicated(layers, "post_attention_layernorm.weight"),
             gate_up_proj=self.linear(layers, "mlp.gate_proj", "mlp.up_proj"),
             down_proj=self.linear(layers, "mlp.down_proj"),
@@ -253,7 +252,7 @@ class Builder:
         return segment
 
     def mtp(self, source: TensorSource, config: ModelConfig) -> Later[MTPParams]:
-        """The MTP head, whose tensors and layers these are. Stored scales of cached keys and values are the model's own layers'."""
+        """The MTP head, whose tensors and layers these are. Stored scales of a cache are those of the model's own layers."""
         head = replace(self, source=source, config=config, cache_scales=None)
         layers = range(config.num_hidden_layers)
         return _all(
@@ -277,7 +276,7 @@ class Builder:
         )
 
 
-def _all(cls: type[Tree], **fields: Callable[[], Any]) -> Later[Tree]:
+def _all(cls: Callable[..., Tree], **fields: Callable[[], Any]) -> Later[Tree]:
     """A stack, when all of its fields are there."""
     return lambda: cls(**{name: later() for name, later in fields.items()})
 

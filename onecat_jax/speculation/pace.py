@@ -10,6 +10,7 @@ nothing.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ class Pace:
     long: Array  # [B] int32 1 if rounds are long
 
     @staticmethod
-    def start(most: Array, pacing: Pacing) -> "Pace":
+    def start(most: Any, pacing: Pacing) -> "Pace":
         """Of new requests that may have `most` [B] drafts: optimistic. NumPy arrays stay NumPy arrays."""
         zero = most * 0
         mean = zero + (pacing.drafts + 1) * _UNIT
