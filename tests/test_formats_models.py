@@ -15,6 +15,7 @@ from format_models import MODEL, Layout, Model, dense_twin, load, logits, usual,
 from format_writers import FORMATS
 from model_harness import relative
 
+from onecat_jax.cli.main import main
 from onecat_jax.custom_calls.linear import FP8, INT4, NVFP4, Dense
 from onecat_jax.errors import CheckpointError, EngineError
 
@@ -104,14 +105,18 @@ CUT_GROUPS = {  # format -> features, halves of which are whole groups and quart
 
 
 @pytest.mark.parametrize(("form", "features"), CUT_GROUPS.items())
-def test_four_ranks_that_would_cut_through_groups_are_refused(tmp_path: Path, form, features):
+def test_four_ranks_that_would_cut_through_groups_are_refused(tmp_path, capsys, form, features):
+    """By what packs weights, and before that with the numbers of ranks that would do."""
     model = write_model(tmp_path, usual(form), config=replace(UNEVEN, intermediate_size=features))
-    with pytest.raises(EngineError) as caught:
-        load(model.folder, ranks=4)
-    assert (
+    why = (
         f"leaves {features // 4} of K = {features} input features of layers.0.mlp.down_proj.weight"
-    ) in str(caught.value)
-    assert str(caught.value).endswith("It can be 1, 2.")
+    )
+    with pytest.raises(EngineError, match=why):
+        load(model.folder, ranks=4)
+    assert main(["info", str(model.folder), "--tensor-parallel-size", "4"]) == 2
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.endswith("It can be 1, 2.\n")
 
 
 @pytest.mark.parametrize("form", ["fp8 tensor", "fp8 row", "fp8 channel"])
