@@ -39,6 +39,6 @@ def row_of(x: Array, row: Array) -> Array:
     return lax.dynamic_index_in_dim(x, row, keepdims=False)
 
 
-def put_row(x: Array, value: Array, row: Array) -> Array:
+def put_row(x: Array, value: Array, row: Array | int) -> Array:
     """x with x[row] = value, in place inside a loop."""
     return lax.dynamic_update_index_in_dim(x, value.astype(x.dtype), row, 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Kind = Literal["linear", "embedding", "vector"]
+Kind = Literal["linear", "embedding", "vector", "index"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class TensorSpec:
     """One checkpoint tensor under its canonical, prefix-free name.
 
     Attributes:
-      kind: "linear" may be stored quantised, "embedding" is [V, E] and stays dense, "vector" is everything else (norm
-        weights, convolution, gates) and stays dense.
+      kind: "linear" may be stored quantised, "embedding" is [V, E] and stays dense, "index" holds whole numbers, "vector" is
+        everything else (norm weights, convolution, gates) and stays dense.
       axes: what each dimension consists of. Most have one section; query, key and value side by side are three.
       required: False for tensors that a checkpoint may leave out as a group (the MTP head).
     """

@@ -54,6 +54,10 @@ class TensorSource(Protocol):
         """Stored bytes of a whole tensor."""
         ...
 
+    def describe(self, name: str) -> str:
+        """A tensor as people know it, for messages: the name, file and dtype that it is stored under."""
+        ...
+
     def expect(self, names: Sequence[str]) -> None:
         """Says that a site of these tensors will be entered, after those that were announced before."""
         ...
@@ -90,6 +94,9 @@ class HostTensors:
 
     def nbytes(self, name: str) -> int:
         return host_bytes(self.tensors[name])
+
+    def describe(self, name: str) -> str:
+        return name
 
     def expect(self, names: Sequence[str]) -> None:
         """Nothing: the tensors are there, or mapped."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from onecat_jax.errors import EngineError
+from onecat_jax.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}  # spellings that vLLM's users know
@@ -12,7 +13,6 @@ KV_DTYPES = ("auto", "float32", "float16", "fp8_e4m3", "fp8_e5m2")
 _LATER = {
     "enable_prefix_caching": (False, None),
     "mamba_block_size": (None,),
-    "speculative_config": (None,),
 }
 
 
@@ -29,6 +29,7 @@ class EngineConfig:
       max_num_seqs: requests decoded together.
       max_num_batched_tokens: tokens of one prefill chunk at most.
       block_size: tokens per page of the key/value cache.
+      speculative_config: who drafts tokens ahead, see SpeculativeConfig; None for nobody.
       gpu_memory_utilization: share of each device's memory that the engine may plan with.
       seed: where requests without a seed of their own get theirs from.
       strict: refuse to start where an operator would fall back to plain JAX.
@@ -63,6 +64,8 @@ class EngineConfig:
                 raise EngineError(
                     f"{name}={getattr(self, name)!r} isn't implemented yet; leave it out or pass {done[0]!r}."
                 )
+        if self.speculative_config is not None:
+            SpeculativeConfig.from_mapping(self.speculative_config)
         _whole("tensor_parallel_size", self.tensor_parallel_size, 1)
         _whole("max_model_len", self.max_model_len, 2, optional=True)
         _whole("max_num_seqs", self.max_num_seqs, 1)
@@ -75,6 +78,17 @@ class EngineConfig:
             raise EngineError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]."
             )
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """The speculative config, read."""
+        given = self.speculative_config
+        return None if given is None else SpeculativeConfig.from_mapping(given)
+
+    @property
+    def uses_mtp(self) -> bool:
+        """Whether the checkpoint's MTP head drafts."""
+        return self.speculation is not None and self.speculation.method == "mtp"
 
     def compute_dtype(self, platform: str) -> str:
         """Compute dtype by name: auto is float32 on CPU and float16 elsewhere (what an SM70 multiplies fast)."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -17,28 +18,22 @@ import numpy as np
 from onecat_jax.buckets import MAX_PROGRAMS, Buckets
 from onecat_jax.errors import EngineError, first_line
 from onecat_jax.forks import fork
-from onecat_jax.models.qwen3_5 import Params, StepBatch
 from onecat_jax.operands import Operands, host_scores
 from onecat_jax.programs import Programs
-from onecat_jax.request import Request
+from onecat_jax.request import Request, Round
 from onecat_jax.sampling import stack_rows
 from onecat_jax.sampling_params import MAX_LOGPROBS
 from onecat_jax.scheduler import Admission, Scheduler
+from onecat_jax.speculation.launch import Launch, launch
+from onecat_jax.speculation.pace import Pace
+from onecat_jax.speculation.params import EngineParams
+from onecat_jax.speculation.rounds import LENGTH, RUNNING, STOPPED, UNHEALTHY
+from onecat_jax.speculation.statistics import Statistics
 from onecat_jax.state import CacheState
-from onecat_jax.steps import (
-    LENGTH,
-    RUNNING,
-    STOPPED,
-    UNHEALTHY,
-    Launch,
-    StepOptions,
-    TokenScores,
-    decode,
-    prefill,
-    prefill_scored,
-)
+from onecat_jax.steps import Chunk, StepOptions, TokenScores, prefill, prefill_scored
 
-_SHORT_LAUNCH = 8  # steps while somebody waits for the text or for a row
+_SHORT_LAUNCH = 8  # rounds without drafts while somebody waits for the text or for a row
+_SHORT_ROUNDS = 4  # rounds with drafts then
 
 
 @dataclass
@@ -47,7 +42,7 @@ class Engine:
     reads any more is collected).
     """
 
-    params: Params
+    params: EngineParams
     new_state: Callable[[], CacheState]
     options: StepOptions
     buckets: Buckets
@@ -59,12 +54,16 @@ class Engine:
     def __post_init__(self) -> None:
         self.state = self.new_state()
         self.operands = Operands(self.buckets, self.scheduler.pool.page_size, self.table_width)
-        self.launches = 0
-        self.decode_steps = 0
-        self.generated = 0
+        self.statistics = Statistics()
         self.prefilled = 0  # prompt tokens
         self._busy = False  # inside a step
         self._left: list[Request] = []  # aborted meanwhile
+
+    def pace(self, drafts: int | None) -> Pace:
+        """Of a new request that asks for so many drafts per round at most, or leaves it to the engine."""
+        most = self.options.widths[-1] - 1
+        wanted = most if drafts is None else min(drafts, most)
+        return Pace.start(np.int32(wanted), self.options.pacing)
 
     def add(self, request: Request) -> None:
         """Queues a request; RequestError if it could never run."""
@@ -140,28 +139,23 @@ class Engine:
 
     def _prefill(self, request: Request) -> None:
         wanted = request.params.prompt_logprobs
-        penalised = np.array([request.sampling.penalised])
         for start, count in self.buckets.chunks(request.position):
-            batch = self.operands.prompt_chunk(request, start, count, wanted is not None)
+            chunk = self.operands.prompt_chunk(request, start, count, wanted is not None)
             if wanted is None:
-                self._prefill_plain(batch, penalised)
+                self._prefill_plain(chunk)
             else:
-                targets = np.zeros_like(batch.tokens)
-                targets[0, :count] = request.prompt[start + 1 : start + count + 1]
-                scores = self._prefill_scored(batch, penalised, targets)
+                scores = self._prefill_scored(chunk)
                 request.prompt_scores.extend(host_scores(scores, count, wanted))
             self.prefilled += count
 
-    def _prefill_plain(self, batch: StepBatch, penalised: np.ndarray) -> None:
-        key = ("prefill", batch.tokens.shape[1])
-        self.state, _ = self._run(key, prefill, (batch, penalised))
+    def _prefill_plain(self, chunk: Chunk) -> None:
+        key = ("prefill", chunk.next_tokens.shape[1])
+        self.state, _ = self._run(key, prefill, (chunk,))
 
-    def _prefill_scored(
-        self, batch: StepBatch, penalised: np.ndarray, targets: np.ndarray
-    ) -> TokenScores:
-        key = ("prefill scored", batch.tokens.shape[1])
+    def _prefill_scored(self, chunk: Chunk) -> TokenScores:
+        key = ("prefill scored", chunk.next_tokens.shape[1])
         step = partial(prefill_scored, k=MAX_LOGPROBS)
-        self.state, scores = self._run(key, step, (batch, penalised, targets))
+        self.state, scores = self._run(key, step, (chunk,))
         return scores
 
     # Decode
@@ -169,54 +163,62 @@ class Engine:
     def _decode(self, running: list[Request], streaming: bool) -> None:
         scored = any(r.params.logprobs is not None for r in running)
         rows = self.buckets.rows_for(len(running))
-        launch = self._launch(running, rows, scored, self._steps(running, streaming))
-        counts, tokens, status, scores = jax.device_get(
-            (launch.count, launch.tokens, launch.rows.status, launch.scores)
-        )
+        width = self._width(running)
+        begin = time.monotonic()
+        done = self._launch(running, rows, width, scored, self._rounds(running, streaming, width))
+        rounds, status, pace = jax.device_get((done.rounds, done.rows.status, done.rows.pace))
         now = time.monotonic()
-        self.launches += 1
-        self.decode_steps += int(counts.max())
-        self.generated += int(counts.sum())
+        self.statistics.add_launch(rounds, width, now - begin)
         for row, request in enumerate(running):
-            self._extend(request, row, int(counts[row]), tokens, int(status[row]), scores, now)
+            request.pace = _row(pace, row)
+            self._extend(request, _row(rounds, (slice(None), row)), now)
+            self._note_end(request, int(status[row]))
 
-    def _steps(self, running: list[Request], streaming: bool) -> int:
+    def _width(self, running: list[Request]) -> int:
+        """The narrowest rounds that hold what every request wants; see `launch.suits`."""
+        most = 1 + max(int(r.pace.wanted(self.options.pacing)) for r in running)
+        return next(width for width in self.options.widths if width >= most)
+
+    def _rounds(self, running: list[Request], streaming: bool, width: int) -> int:
         if any(not r.tokens for r in running):
             return 1  # the first token as soon as it is there, and its time is its own
         longest = max(r.budget for r in running)
-        limit = _SHORT_LAUNCH if streaming or self.scheduler.waiting else self.options.launch_steps
-        return max(1, min(longest, limit))
+        short = _SHORT_LAUNCH if width == 1 else _SHORT_ROUNDS
+        waited = streaming or bool(self.scheduler.waiting)
+        return max(1, min(longest, short if waited else self.options.launch_rounds))
 
-    def _launch(self, running: list[Request], rows: int, scored: bool, steps: int) -> Launch:
+    def _launch(
+        self, running: list[Request], rows: int, width: int, scored: bool, rounds: int
+    ) -> Launch:
         operands = (
-            self.operands.decode_rows(running, rows),
+            self.operands.round_rows(running, rows),
             stack_rows([r.sampling for r in running], rows),
             self.banned,
-            np.int32(steps),
+            np.int32(rounds),
         )
-        step = partial(decode, k=MAX_LOGPROBS if scored else None)
-        key = ("decode scored" if scored else "decode", rows)
-        self.state, launch = self._run(key, step, operands)
-        return launch
+        step = partial(launch, width=width, k=MAX_LOGPROBS if scored else None)
+        key = ("decode scored" if scored else "decode", rows, width)
+        self.state, done = self._run(key, step, operands)
+        return done
 
     def _run(self, key: tuple, function: Callable, operands: tuple) -> Any:
         step = partial(function, options=self.options)
         return self.programs.call(key, step, (self.params, self.state, *operands))
 
-    def _extend(
-        self, request: Request, row: int, count: int, tokens: np.ndarray, status: int,
-        scores: TokenScores | None, now: float,
-    ) -> None:  # fmt: skip
-        new = [int(t) for t in tokens[:count, row]]
+    def _extend(self, request: Request, rounds: Any, now: float) -> None:
+        """Takes what a launch gave one request: arrays [R, ...]."""
+        ran = rounds.count > 0
+        delivered = rounds.tokens >= 0  # [R, Q]
+        new = [int(t) for t in rounds.tokens[delivered]]
         request.tokens.extend(new)
-        request.rounds += count
+        verified = zip(rounds.drafted[ran], rounds.accepted[ran], strict=True)
+        request.rounds.extend(Round(int(drafted), int(accepted)) for drafted, accepted in verified)
         if new and not request.first_token:
             request.first_token = now
         request.last_token = now
-        if scores is not None and request.params.logprobs is not None:
-            own = jax.tree.map(lambda a: a[:, row], scores)
-            request.scores.extend(host_scores(own, count, request.params.logprobs))
-        self._note_end(request, status)
+        if rounds.scores is not None and request.params.logprobs is not None:
+            own = jax.tree.map(lambda a: a[delivered], rounds.scores)
+            request.scores.extend(host_scores(own, len(new), request.params.logprobs))
 
     def _note_end(self, request: Request, status: int) -> None:
         if status == RUNNING:
@@ -258,17 +260,20 @@ class Engine:
 
     def _profile(self, scores: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Every program's name and a call of it that does nothing."""
-        nobody = np.array([False])
         for size in self.buckets.prefill_tokens:
-            batch = self.operands.no_chunk(size)
-            yield f"prefill of {size} tokens", partial(self._prefill_plain, batch, nobody)
+            chunk = self.operands.no_chunk(size)
+            yield f"prefill of {size} tokens", partial(self._prefill_plain, chunk)
         for size in self.buckets.scored_prefill_tokens if scores else ():
-            batch = self.operands.no_chunk(size)
-            scored = partial(self._prefill_scored, batch, nobody, np.zeros_like(batch.tokens))
-            yield f"prefill of {size} tokens with scores", scored
+            chunk = self.operands.no_chunk(size)
+            yield f"prefill of {size} tokens with scores", partial(self._prefill_scored, chunk)
         if self.buckets.forks:
             yield "fork", partial(self._fork, [])
-        for rows in self.buckets.decode_rows:
-            yield f"decode of {rows} rows", partial(self._launch, [], rows, False, 0)
+        for rows, width in product(self.buckets.decode_rows, self.options.widths):
+            what = f"decode of {rows} rows" + (f" with {width - 1} drafts" if width > 1 else "")
+            yield what, partial(self._launch, [], rows, width, False, 0)
             if scores:
-                yield f"decode of {rows} rows with scores", partial(self._launch, [], rows, True, 0)
+                yield f"{what} with scores", partial(self._launch, [], rows, width, True, 0)
+
+
+def _row(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda a: a[index], tree)

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from onecat_jax.custom_calls.paged_attention import AttentionRows, write_tokens
 from onecat_jax.custom_calls.rows import LiveRows
-from onecat_jax.models.qwen3_5 import Params
+from onecat_jax.speculation.params import EngineParams
 from onecat_jax.state import CacheState, PagedKV, copy_slot
 from onecat_jax.steps import StepOptions
 
@@ -29,7 +29,7 @@ class Forks:
 
 
 def fork(
-    params: Params, state: CacheState, forks: Forks, options: StepOptions
+    params: EngineParams, state: CacheState, forks: Forks, options: StepOptions
 ) -> tuple[CacheState, None]:
     """The state in which every second of a pair stands where the first does: one of the steps of `Programs`.
 

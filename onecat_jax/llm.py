@@ -64,7 +64,9 @@ class LLM:
             directory, special_tokens=self.tokenizer.special_tokens
         )
         self.default_sampling_params = _default_params(checkpoint)
-        built = build_engine(checkpoint, self.tokenizer, self.config, self._progress)
+        built = build_engine(
+            checkpoint, self.tokenizer, self.config, self._progress, model=str(model)
+        )
         self.memory_plan = built.plan
         self._engine = built.engine
         self._seeds = np.random.SeedSequence(self.config.seed)
@@ -165,10 +167,11 @@ class LLM:
         return {
             "compiles": engine.programs.compiles,
             "compile_seconds": engine.programs.compile_seconds,
-            "launches": engine.launches,
-            "decode_steps": engine.decode_steps,
+            "launches": engine.statistics.launches,
+            "decode_steps": engine.statistics.decode_steps,
             "prefilled_tokens": engine.prefilled,
-            "generated_tokens": engine.generated,
+            "generated_tokens": engine.statistics.delivered,
+            "speculation": engine.statistics.summary(),
             "routes": [f"{r.operator} {r.descriptor}: {r.route.explain()}" for r in routes()],
         }
 
@@ -225,6 +228,7 @@ class LLM:
             vocab_size=self._engine.options.vocab_size,
         )
         request = Request(request_id, prompt.ids, params, row, len(prompt.ids) + new)
+        request.pace = self._engine.pace(params.drafts)
         return Sample(request, self.tokenizer, self.tokenizer.eos_ids)
 
     def _fresh_seed(self) -> int:

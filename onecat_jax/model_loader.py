@@ -91,6 +91,7 @@ def load_model(
         placement=placement,
         progress=advance,
         cache_scales=_cache_scales(checkpoint, config),
+        mtp=config.uses_mtp,
     )
     options = ForwardOptions(model, dtype, policy, placement.shards)
     return LoadedModel(jax.block_until_ready(params), options)

@@ -13,7 +13,9 @@ from onecat_jax.forks import Forks
 from onecat_jax.models.qwen3_5 import StepBatch
 from onecat_jax.request import Request, Score
 from onecat_jax.scheduler import Admission
-from onecat_jax.steps import RUNNING, STOPPED, DecodeRows, TokenScores
+from onecat_jax.speculation.pace import NO_PACING, Pace
+from onecat_jax.speculation.rounds import RUNNING, STOPPED, RoundRows
+from onecat_jax.steps import Chunk, TokenScores
 
 
 @dataclass(frozen=True)
@@ -24,37 +26,47 @@ class Operands:
     page_size: int
     table_width: int  # pages of the longest sequence
 
-    def prompt_chunk(self, request: Request, start: int, count: int, scored: bool) -> StepBatch:
-        """`count` prompt tokens from `start` on."""
-        tokens = np.zeros((1, self.buckets.tokens_for(count, scored)), np.int32)
+    def prompt_chunk(self, request: Request, start: int, count: int, scored: bool) -> Chunk:
+        """`count` prompt tokens from `start` on; there is one more behind them."""
+        size = self.buckets.tokens_for(count, scored)
+        tokens, following = np.zeros((2, 1, size), np.int32)
         tokens[0, :count] = request.prompt[start : start + count]
-        return StepBatch(
+        following[0, :count] = request.prompt[start + 1 : start + count + 1]
+        batch = StepBatch(
             tokens=operand(tokens),
             start=operand([start]),
             count=operand([count]),
             slots=operand([request.slot]),
             table=self._tables([request], 1),
         )
+        penalised = np.array([request.sampling.penalised])
+        return Chunk(batch, operand(following), cast(Array, penalised))
 
-    def no_chunk(self, size: int) -> StepBatch:
+    def no_chunk(self, size: int) -> Chunk:
         """A prefill of nothing in the bucket of `size` tokens."""
-        zero = operand([0])
-        return StepBatch(operand([[0] * size]), zero, zero, zero, self._tables([], 1))
+        zero, tokens = operand([0]), operand([[0] * size])
+        batch = StepBatch(tokens, zero, zero, zero, self._tables([], 1))
+        return Chunk(batch, tokens, cast(Array, np.array([False])))
 
-    def decode_rows(self, running: Sequence[Request], rows: int) -> DecodeRows:
+    def round_rows(self, running: Sequence[Request], rows: int) -> RoundRows:
         """The running requests, padded to `rows`."""
 
         def column(values: list[int], padding: int = 0) -> Array:
             return operand(values + [padding] * (rows - len(values)))
 
-        return DecodeRows(
+        return RoundRows(
             token=column([r.next_input for r in running]),
             position=column([r.position for r in running]),
             budget=column([r.budget for r in running]),
             status=column([RUNNING for _ in running], STOPPED),
+            pace=self._paces(running, rows),
             slots=column([r.slot for r in running]),
             table=self._tables(running, rows),
         )
+
+    def _paces(self, running: Sequence[Request], rows: int) -> Pace:
+        nobody = [Pace.start(np.int32(0), NO_PACING)] * (rows - len(running))
+        return jax.tree.map(lambda *each: operand(each), *[r.pace for r in running], *nobody)
 
     def forks(self, admitted: Sequence[Admission]) -> Forks:
         """Who starts from whom: those of the admitted that have a leader."""

@@ -48,6 +48,7 @@ class RequestMetrics:
     Attributes:
       acceptance_length: mean tokens emitted per verify round, 1.0 without speculation.
       rounds: decoding rounds (model calls after the prefill).
+      accepted_per_round: drafts that each round accepted, whether or not they were still delivered.
       ttft_seconds: from the start of the request to its first token.
       decode_seconds: from the first token to the last one.
       cached_prompt_tokens: prompt tokens whose state was reused.
@@ -55,6 +56,7 @@ class RequestMetrics:
 
     acceptance_length: float = 1.0
     rounds: int = 0
+    accepted_per_round: tuple[int, ...] = ()
     ttft_seconds: float = 0.0
     decode_seconds: float = 0.0
     cached_prompt_tokens: int = 0

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from onecat_jax.models.qwen3_5.specs import param_specs
 from onecat_jax.sharding import TP, Placement
+from onecat_jax.speculation.params import engine_specs
 
 Key = tuple[Hashable, ...]
 
@@ -47,7 +47,7 @@ class Programs:
         if self.placement.size == 1:
             return step
         whole = PartitionSpec()
-        params, state = param_specs(args[0]), args[1].specs(TP)
+        params, state = engine_specs(args[0]), args[1].specs(TP)
         in_specs = (params, state, *[whole] * (len(args) - 2))
         return self.placement.shard_map(step, in_specs=in_specs, out_specs=(state, whole))
 

@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from onecat_jax.outputs import FinishReason
 from onecat_jax.sampling import SamplingState
 from onecat_jax.sampling_params import SamplingParams
+from onecat_jax.speculation.pace import NO_PACING, Pace
+
+_NO_DRAFTS = Pace.start(np.int32(0), NO_PACING)
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,19 @@ class Score:
     rank: int
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One decoding round of one request."""
+
+    drafted: int
+    accepted: int  # drafts, whether or not they were still delivered
+
+    @property
+    def emitted(self) -> int:
+        """Tokens that the round verified: the accepted drafts and one more."""
+        return self.accepted + 1
 
 
 @dataclass(eq=False)
@@ -33,7 +51,8 @@ class Request:
     prompt_scores: list[Score] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
-    rounds: int = 0
+    pace: Pace = _NO_DRAFTS  # host row: how many drafts its next round should have
+    rounds: list[Round] = field(default_factory=list)
     cached: int = 0  # prompt tokens that another request's prefill stands for
     arrived: float = 0.0  # seconds, monotonic clock
     first_token: float = 0.0
@@ -53,6 +72,11 @@ class Request:
     def position(self) -> int:
         """Tokens in the state once the prompt is prefilled: all but the last."""
         return len(self.prompt) + len(self.tokens) - 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens that a round verified; 1.0 before the first."""
+        return sum(r.emitted for r in self.rounds) / len(self.rounds) if self.rounds else 1.0
 
     def continues(self, leader: "Request") -> bool:
         """Whether this one can start from what the leader's prefill leaves: the same prompt object, no more wanted of it."""

@@ -120,7 +120,9 @@ class Sample:
     def metrics(self) -> RequestMetrics:
         request = self.request
         return RequestMetrics(
-            rounds=request.rounds,
+            acceptance_length=request.acceptance_length,
+            rounds=len(request.rounds),
+            accepted_per_round=tuple(r.accepted for r in request.rounds),
             ttft_seconds=max(request.first_token - request.arrived, 0.0),
             decode_seconds=request.last_token - request.first_token,
             cached_prompt_tokens=request.cached,

@@ -12,6 +12,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_IDS = 16  # stop_token_ids and the model's end-of-sequence ids together
 MAX_SAMPLES = 64
 MAX_LOGIT_BIAS = 300  # as in the OpenAI API
+_DRAFTS = "num_speculative_tokens"
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -42,6 +43,8 @@ class SamplingParams:
       skip_special_tokens: leave control tokens out of the text.
       include_stop_str_in_output: keep the stop string, or the text of the stop token, at the end of the text.
       detokenize: False = token ids only, text stays empty.
+      extra_args: {"num_speculative_tokens": n}: drafts per round for this request, 0 for none; at most what the engine drafts.
+        Stored as a tuple of pairs.
     Raises:
       RequestError: a value of the wrong type or out of range; the message names the field, the value and the range.
     """
@@ -66,6 +69,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
+    extra_args: Mapping[str, Any] | Sequence[tuple[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         self._check_distribution()
@@ -75,6 +79,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "extra_args", _extra_args(self.extra_args))
         if self.seed is not None:  # Python's own integer: NumPy's overflow in 64-bit arithmetic
             object.__setattr__(self, "seed", None if self.seed == -1 else int(self.seed))
         if self.stop and not self.detokenize:
@@ -128,6 +133,11 @@ class SamplingParams:
     def biases(self) -> tuple[tuple[int, float], ...]:
         """(token id, bias) in the order of the ids, an empty tuple if there are none."""
         return self.logit_bias  # type: ignore[return-value]  # normalised in __post_init__
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafts per round that this request asks for; None leaves it to the engine."""
+        return dict(self.extra_args).get(_DRAFTS)  # type: ignore[arg-type]  # normalised in __post_init__
 
     def samples(self) -> tuple["SamplingParams", ...]:
         """One single-sample request per sample.
@@ -193,6 +203,17 @@ def derived_seed(seed: int, index: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
+
+
+def _extra_args(given: object) -> tuple[tuple[str, Any], ...]:
+    pairs = tuple((given or {}).items()) if isinstance(given, Mapping | None) else given
+    if not isinstance(pairs, tuple | list) or not all(len(pair) == 2 for pair in pairs):
+        raise RequestError(f"extra_args is {given!r}; a mapping of names to values is needed.")
+    for name, value in pairs:
+        if name != _DRAFTS:
+            raise RequestError(f"extra_args: {name!r} isn't known; known: {_DRAFTS}.")
+        _integer(f"extra_args: {name}", value, 0, 15)
+    return tuple((name, value) for name, value in pairs)
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

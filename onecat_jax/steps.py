@@ -1,4 +1,4 @@
-"""The device programs: prefill of one chunk, and a loop of decode steps. Pure functions (params, state, operands) -> (state,
+"""Prefill of one chunk, and what it shares with the rounds that follow. Pure functions (params, state, operands) -> (state,
 result), which run once per rank inside shard_map under tensor parallelism."""
 
 from dataclasses import dataclass, replace
@@ -7,19 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.models.qwen3_5 import ForwardOptions, Params, StepBatch, forward, logits
-from onecat_jax.sampling import (
-    SamplingState,
-    SlotCounts,
-    healthy_rows,
-    sample,
-    stop_hits,
-    token_logprobs,
-)
+from onecat_jax.models.qwen3_5 import ForwardOptions, StepBatch, logits
+from onecat_jax.models.qwen3_5.forward import Capture, forward_with
+from onecat_jax.sampling import token_logprobs
 from onecat_jax.sharding import Shards
+from onecat_jax.speculation.interface import Committed, Drafter
+from onecat_jax.speculation.pace import NO_PACING, Pacing
+from onecat_jax.speculation.params import EngineParams
 from onecat_jax.state import CacheState, FedTokens, record
 
-RUNNING, STOPPED, LENGTH, UNHEALTHY = range(4)
 _HEAD_ROWS = 64  # prompt rows whose logits exist at a time
 
 
@@ -29,24 +25,42 @@ class StepOptions:
 
     forward: ForwardOptions
     vocab_size: int  # ids from here on are padding of the table and never sampled
-    launch_steps: int
+    launch_rounds: int  # of one launch at most
+    drafters: tuple[Drafter, ...] = ()  # by number of drafts; they share one state
+    pacing: Pacing = NO_PACING  # how many drafts requests get
 
     @property
     def shards(self) -> Shards:
         return self.forward.shards
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Rows that a round may have: 1, and one more than the drafts of each drafter."""
+        return (1, *(drafter.drafts + 1 for drafter in self.drafters))
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The one that keeps the state."""
+        return self.drafters[-1] if self.drafters else None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose outputs the drafter wants."""
+        return self.drafter.taps if self.drafter else ()
+
+    def drafter_of(self, width: int) -> Drafter:
+        """The one whose rounds have so many rows."""
+        return next(drafter for drafter in self.drafters if drafter.drafts + 1 == width)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DecodeRows:
-    """Requests in a decode launch. A row of padding has status STOPPED and slot 0."""
+class Chunk:
+    """Known tokens to feed."""
 
-    token: Array  # [B] int32 last token, not yet in the state
-    position: Array  # [B] int32 its absolute position = tokens in the state
-    budget: Array  # [B] int32 new tokens that may still come
-    status: Array  # [B] int32 RUNNING or why the row ended
-    slots: Array  # [B] int32
-    table: Array  # [B, P] int32
+    batch: StepBatch
+    next_tokens: Array  # [B, T] int32 the token after each row
+    penalised: Array  # [B] bool rows whose history is wanted
 
 
 @jax.tree_util.register_dataclass
@@ -60,75 +74,89 @@ class TokenScores:
     top_logprobs: Array  # [..., k] float32
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Launch:
-    """What one decode launch gives back. R = launch_steps."""
-
-    rows: DecodeRows
-    tokens: Array  # [R, B] int32, -1 where a row had ended
-    count: Array  # [B] int32 tokens emitted by each row, its first ones
-    scores: TokenScores | None  # [R, B, ...]
-
-
-def _score(hidden_logits: Array, tokens: Array, k: int, options: StepOptions) -> TokenScores:
+def score(row_logits: Array, tokens: Array, k: int, options: StepOptions) -> TokenScores:
+    """Scores a token per row of logits: [..., V] and int32 [...]."""
+    lead = tokens.shape
     logprob, top_ids, top_logprobs, rank = token_logprobs(
-        hidden_logits, tokens, k, vocab_size=options.vocab_size, shards=options.shards
+        row_logits.reshape(-1, row_logits.shape[-1]),
+        tokens.reshape(-1),
+        k,
+        vocab_size=options.vocab_size,
+        shards=options.shards,
     )
-    return TokenScores(logprob, rank, top_ids, top_logprobs)
+    flat = TokenScores(logprob, rank, top_ids, top_logprobs)
+    return jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), flat)
 
 
-def feed(
-    params: Params,
+def empty_scores(shape: tuple[int, ...], k: int) -> TokenScores:
+    """Scores of nothing, with these leading axes."""
+    return TokenScores(
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(shape, jnp.int32),
+        jnp.zeros((*shape, k), jnp.int32),
+        jnp.zeros((*shape, k), jnp.float32),
+    )
+
+
+def remember(
+    params: EngineParams,
     state: CacheState,
-    batch: StepBatch,
+    rows: Committed,
     prompt_length: Array,
     penalised: Array,
     options: StepOptions,
-) -> tuple[Array, CacheState]:
-    """Runs new rows into caches and token history: hidden rows [B, T, E] and the new state.
+) -> CacheState:
+    """Takes rows that have become part of their sequences into token history and drafter.
 
     Args:
       prompt_length: [B] int32, tokens at smaller positions belong to the prompt.
       penalised: [B] bool, rows whose history is wanted.
     """
-    hidden, state = forward(params, state, batch, options.forward)
-    fed = FedTokens(batch.tokens, batch.start, batch.count, batch.slots, prompt_length, penalised)
+    fed = FedTokens(rows.tokens, rows.start, rows.count, rows.slots, prompt_length, penalised)
     offset = options.shards.rank() * state.history.counts.shape[1]
-    return hidden, replace(state, history=record(state.history, fed, offset))
+    state = replace(state, history=record(state.history, fed, offset))
+    return options.drafter.commit(params, state, rows) if options.drafter else state
+
+
+def feed(
+    params: EngineParams, state: CacheState, chunk: Chunk, options: StepOptions
+) -> tuple[Array, CacheState]:
+    """Runs prompt tokens into caches, token history and drafter: hidden rows [B, T, E] and the new state."""
+    batch = chunk.batch
+    passed = forward_with(params.target, state, batch, options.forward, Capture(options.taps))
+    committed = Committed(
+        tokens=batch.tokens,
+        next_tokens=chunk.next_tokens,
+        hidden=passed.hidden,
+        taps=passed.taps,
+        start=batch.start,
+        count=batch.count,
+        slots=batch.slots,
+        table=batch.table,
+    )
+    end = batch.start + batch.count
+    state = remember(params, passed.state, committed, end, chunk.penalised, options)
+    return passed.hidden, state
 
 
 def prefill(
-    params: Params,
-    state: CacheState,
-    batch: StepBatch,
-    penalised: Array,
-    options: StepOptions,
+    params: EngineParams, state: CacheState, chunk: Chunk, options: StepOptions
 ) -> tuple[CacheState, None]:
-    """Runs one chunk of prompts into the state; computes no logits. penalised: bool [B], see `feed`."""
-    _, state = feed(params, state, batch, batch.start + batch.count, penalised, options)
-    return state, None
+    """Runs one chunk of prompts into the state; computes no logits."""
+    return feed(params, state, chunk, options)[1], None
 
 
 def prefill_scored(
-    params: Params,
-    state: CacheState,
-    batch: StepBatch,
-    penalised: Array,
-    targets: Array,
-    options: StepOptions,
-    *,
-    k: int,
+    params: EngineParams, state: CacheState, chunk: Chunk, options: StepOptions, *, k: int
 ) -> tuple[CacheState, TokenScores]:
-    """Prefill that also scores the token after each row: targets int32 [1, T] -> scores [T, ...]."""
-    prompt_length = batch.start + batch.count
-    hidden, state = feed(params, state, batch, prompt_length, penalised, options)
-    scores = score_rows(params, hidden, targets, options, k=k)
+    """Prefill that also scores the token after each row: scores [T, ...] of the first batch row."""
+    hidden, state = feed(params, state, chunk, options)
+    scores = score_rows(params, hidden, chunk.next_tokens, options, k=k)
     return state, jax.tree.map(lambda a: a[0], scores)
 
 
 def score_rows(
-    params: Params, hidden: Array, targets: Array, options: StepOptions, *, k: int
+    params: EngineParams, hidden: Array, targets: Array, options: StepOptions, *, k: int
 ) -> TokenScores:
     """Scores a token per hidden row: [B, T, E] and int32 [B, T] -> scores [B, T, ...].
 
@@ -137,107 +165,7 @@ def score_rows(
     pieces = hidden.reshape(-1, min(_HEAD_ROWS, hidden.shape[1]), hidden.shape[-1])
 
     def piece(rows: tuple[Array, Array]) -> TokenScores:
-        return _score(logits(params, rows[0], options.forward), rows[1], k, options)
+        return score(logits(params.target, rows[0], options.forward), rows[1], k, options)
 
     scores = lax.map(piece, (pieces, targets.reshape(pieces.shape[:2])))
     return jax.tree.map(lambda a: a.reshape(*targets.shape, *a.shape[2:]), scores)
-
-
-def _decode_step(
-    params: Params,
-    state: CacheState,
-    rows: DecodeRows,
-    sampling: SamplingState,
-    banned: Array,
-    options: StepOptions,
-) -> tuple[CacheState, DecodeRows, Array, Array]:
-    """Feeds each running row's last token and picks the next one. Returns logits [B, V] and tokens [B] too."""
-    running = rows.status == RUNNING
-    batch = StepBatch(
-        tokens=rows.token[:, None],
-        start=jnp.where(running, rows.position, 0),
-        count=running.astype(jnp.int32),
-        slots=jnp.where(running, rows.slots, 0),
-        table=rows.table,
-    )
-    hidden, state = feed(params, state, batch, sampling.prompt_length, sampling.penalised, options)
-    scores = logits(params, hidden[:, 0], options.forward)
-    position = rows.position + running
-    token = sample(
-        scores,
-        sampling,
-        position,
-        vocab_size=options.vocab_size,
-        banned=banned,
-        history=SlotCounts(state.history.counts, batch.slots),
-        shards=options.shards,
-    )
-    budget = rows.budget - running
-    status = jnp.where(budget <= 0, LENGTH, RUNNING)
-    status = jnp.where(stop_hits(token, sampling), STOPPED, status)
-    healthy = healthy_rows(scores, vocab_size=options.vocab_size, shards=options.shards)
-    status = jnp.where(healthy, status, UNHEALTHY)
-    rows = DecodeRows(
-        token=jnp.where(running, token, rows.token),
-        position=position,
-        budget=budget,
-        status=jnp.where(running, status, rows.status),
-        slots=rows.slots,
-        table=rows.table,
-    )
-    return state, rows, scores, jnp.where(running & healthy, token, -1)
-
-
-def decode(
-    params: Params,
-    state: CacheState,
-    rows: DecodeRows,
-    sampling: SamplingState,
-    banned: Array,
-    steps: Array,
-    options: StepOptions,
-    *,
-    k: int | None,
-) -> tuple[CacheState, Launch]:
-    """Up to `steps` decode steps in one loop on the device; ends early when every row has ended.
-
-    Args:
-      params, state: donate the state.
-      rows: the requests.
-      sampling: their settings.
-      banned: bool [V] ids never sampled, of the whole vocabulary.
-      steps: int32 scalar, at most options.launch_steps.
-      options: static.
-      k: None for no scores, else how many of the likeliest tokens come with each token (static).
-    """
-    batch, banned = rows.token.shape[0], options.shards.own(banned)
-    shape = (options.launch_steps, batch)
-    tokens = jnp.full(shape, -1, jnp.int32)
-    scores = None if k is None else _empty_scores(shape, k)
-
-    def body(carry: tuple) -> tuple:
-        step, state, rows, tokens, scores = carry
-        state, rows, row_logits, token = _decode_step(
-            params, state, rows, sampling, banned, options
-        )
-        tokens = tokens.at[step].set(token)
-        if k is not None:
-            new = _score(row_logits, jnp.maximum(token, 0), k, options)
-            scores = jax.tree.map(lambda all_steps, one: all_steps.at[step].set(one), scores, new)
-        return step + 1, state, rows, tokens, scores
-
-    def more(carry: tuple) -> Array:
-        return (carry[0] < steps) & jnp.any(carry[2].status == RUNNING)
-
-    carry = (jnp.zeros((), jnp.int32), state, rows, tokens, scores)
-    _, state, rows, tokens, scores = lax.while_loop(more, body, carry)
-    return state, Launch(rows, tokens, jnp.sum(tokens >= 0, axis=0, dtype=jnp.int32), scores)
-
-
-def _empty_scores(shape: tuple[int, int], k: int) -> TokenScores:
-    return TokenScores(
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros(shape, jnp.int32),
-        jnp.zeros((*shape, k), jnp.int32),
-        jnp.zeros((*shape, k), jnp.float32),
-    )

@@ -17,7 +17,7 @@ from onecat_jax import LLM, RequestOutput, SamplingParams
 from onecat_jax.buckets import Buckets
 from onecat_jax.operands import Operands
 from onecat_jax.scheduler import PagePool
-from onecat_jax.state import CacheState, GDNCache, PagedKV, TokenHistory
+from onecat_jax.state import CacheState, DraftState, GDNCache, PagedKV, TokenHistory
 
 ROWS = 8
 
@@ -193,7 +193,18 @@ def _poisoned(state: CacheState, pages: Any, slots: Any) -> CacheState:
         PagedKV(put(kv.k, pages, nan), put(kv.v, pages, nan), kv.pages),
         GDNCache(put(gdn.state, slots, nan), put(gdn.window, slots, nan), gdn.slots),
         TokenHistory(put(counts, slots, seen)),
+        _poisoned_drafts(state.draft, slots, put),
     )
+
+
+def _poisoned_drafts(draft: DraftState, slots: Any, put: Any) -> DraftState:
+    if draft.window is not None:
+        kv, rings = draft.window.kv, jnp.repeat(slots, draft.window.ring)
+        k, v = (put(flat, rings, jnp.nan) for flat in (kv.k, kv.v))
+        draft = draft.with_window(replace(kv, k=k, v=v))
+    hidden = None if draft.hidden is None else put(draft.hidden, slots, jnp.nan)
+    tokens = None if draft.tokens is None else put(draft.tokens, slots, 7919)
+    return replace(draft, hidden=hidden, tokens=tokens)
 
 
 def poison(llm: LLM) -> None:

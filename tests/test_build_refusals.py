@@ -21,7 +21,7 @@ def all_but_up(module: str) -> bool:
     [
         (
             all_but_up,
-            r"gate_proj.weight is NVFP4Tensor, .*up_proj.weight is DenseTensor; tensors that",
+            r"gate_proj.weight is NVFP4, layers.0.mlp.up_proj.weight is dense; tensors that",
         ),
     ],
 )

@@ -3,16 +3,20 @@
 Oracle: the damage that corpus.py did. `info` reads headers, `check` reads values too, `generate` loads.
 """
 
+import re
 import shutil
 from functools import cache
 from pathlib import Path
 
 import pytest
-from corpus import CASES, Case, make
+from corpus import CASES
+from corpus_case import Case, make
 
 from onecat_jax.cli.main import main
 from onecat_jax.loading.hub import embedded
 
+STORED = re.compile(r"model\S+ \(model\.safetensors, [A-Z]+\d*(_E\dM\d)? \[[\d, ]*\]\)")
+FILE = re.compile(r"\w+\.json\b|/model\.safetensors\b|holds no weights")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -65,6 +69,9 @@ def test_check_finds_what_is_wrong_with_single_tensors(folder_of, capsys, name: 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_generate_refuses(folder_of, capsys, name: str):
+def test_generate_refuses_and_names_the_culprit_with_file_dtype_and_shape(folder_of, capsys, name):
+    """A tensor, where tensors were damaged; else the file that is wrong as a whole may do."""
     assert main(["generate", "--model", str(folder_of(name)), "--quiet", "x"]) == 2
-    assert CASES[name].message in said(capsys)
+    text, tensors_are_whole = said(capsys), CASES[name].damage is Case.damage
+    assert CASES[name].message in text
+    assert STORED.search(text) or (tensors_are_whole and FILE.search(text))

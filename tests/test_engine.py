@@ -218,9 +218,9 @@ def test_logits_that_are_not_numbers_end_that_request_alone(llm):
     healthy = {"prompt_token_ids": [11, 12, 13]}
     expected = ids_of(llm.generate(healthy, GREEDY)[0])
     sound = engine.params
-    table = sound.embed.weight[0].at[7].set(np.nan)  # the row of token 7 alone
-    damaged = replace(sound.embed, weight=table[None])
-    engine.params = replace(sound, embed=damaged)
+    table = sound.target.embed.weight[0].at[7].set(np.nan)  # the row of token 7 alone
+    damaged = replace(sound.target.embed, weight=table[None])
+    engine.params = replace(sound, target=replace(sound.target, embed=damaged))
     try:
         outputs = llm.generate([{"prompt_token_ids": [11, 7]}, healthy], GREEDY)
     finally:

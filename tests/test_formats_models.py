@@ -4,22 +4,26 @@ Oracle: the same model built dense from the weights that the tests' own writer (
 routes; checkpoints of the formats' packages (test_formats_checkpoints).
 """
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from format_models import MODEL, Model, dense_twin, load, logits, usual, write_model
+from format_models import MODEL, Layout, Model, dense_twin, load, logits, usual, write_model
 from format_writers import FORMATS
 from model_harness import relative
 
 from onecat_jax.custom_calls.linear import FP8, INT4, NVFP4, Dense
 from onecat_jax.errors import CheckpointError, EngineError
 
-TOKENS = np.random.default_rng(5).integers(0, MODEL.vocab_size, 44).tolist()
+# A quarter of the head's rows cuts through words of eight codes, tiles and scale blocks; layers' parts are whole.
+UNEVEN = replace(MODEL, vocab_size=104)
+TOKENS = np.random.default_rng(5).integers(0, UNEVEN.vocab_size, 44).tolist()
 PROMPT = 40
 TOLERANCE = 1e-4
+GATES = ("in_proj_a", "in_proj_b")
 SPLIT = [name for name in FORMATS if name != "int4 order"]  # refused, below
 
 
@@ -27,9 +31,14 @@ SPLIT = [name for name in FORMATS if name != "int4 order"]  # refused, below
 def written(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def write(form: str) -> Model:
-        return write_model(tmp_path_factory.mktemp("model"), usual(form))
+        return write_model(tmp_path_factory.mktemp("model"), with_head(form), config=UNEVEN)
 
     return write
+
+
+def with_head(form: str) -> Layout:
+    """One format for everything but the gates."""
+    return lambda module: "" if module.endswith(GATES) else form
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +66,13 @@ def test_a_model_computes_what_its_decoded_weights_compute(written, run, form: s
     assert_equals_its_twin(model, harness, run)
     kind = FP8 if form.startswith("fp8") else NVFP4 if form.startswith("nvfp4") else INT4
     for segment in harness.params.segments:
-        assert isinstance(segment.mlp.gate_up_proj, kind), "bytes stay packed on the device"
+        linears = [segment.mlp.gate_up_proj, segment.mlp.down_proj]
+        linears += [segment.gdn.in_proj, segment.gdn.out_proj] if segment.gdn else []
+        linears += (
+            [segment.attention.qkv_proj, segment.attention.o_proj] if segment.attention else []
+        )
+        assert {type(linear) for linear in linears} == {kind}, "bytes stay packed on the device"
+    assert isinstance(harness.params.head, kind)
 
 
 @pytest.mark.parametrize("form", SPLIT)
@@ -70,6 +85,40 @@ def test_four_ranks_compute_it_too(written, run, form: str):
 def test_plain_jax_computes_it_too(written, run, form: str):
     model = written(form)
     assert_equals_its_twin(model, load(model.folder, backend="plain"), run)
+
+
+# Parts of K that are no whole groups
+
+CUT_GROUPS = {  # format -> features, halves of which are whole groups and quarters aren't
+    "nvfp4 modelopt": 96,
+    "nvfp4 compressed": 96,
+    "fp8 block": 768,
+    "awq 32": 192,
+    "awq symmetric": 384,
+    "awq 128": 768,
+    "quark int4 order": 192,
+    "quark uint4 order": 768,
+    "int4": 768,
+    "int4 zeros": 192,
+}
+
+
+@pytest.mark.parametrize(("form", "features"), CUT_GROUPS.items())
+def test_four_ranks_that_would_cut_through_groups_are_refused(tmp_path: Path, form, features):
+    model = write_model(tmp_path, usual(form), config=replace(UNEVEN, intermediate_size=features))
+    with pytest.raises(EngineError) as caught:
+        load(model.folder, ranks=4)
+    assert (
+        f"leaves {features // 4} of K = {features} input features of layers.0.mlp.down_proj.weight"
+    ) in str(caught.value)
+    assert str(caught.value).endswith("It can be 1, 2.")
+
+
+@pytest.mark.parametrize("form", ["fp8 tensor", "fp8 row", "fp8 channel"])
+def test_scales_that_do_not_depend_on_k_let_it_be_cut_anywhere(tmp_path: Path, run, form: str):
+    """104 columns a rank are no whole units of any packed layout."""
+    model = write_model(tmp_path, usual(form), config=replace(UNEVEN, intermediate_size=416))
+    assert_equals_its_twin(model, load(model.folder, ranks=4), run)
 
 
 # Orders of columns
@@ -200,7 +249,9 @@ def test_a_quantised_and_a_dense_sibling_are_refused_by_name(tmp_path: Path):
     def layout(module: str) -> str:
         return "" if module.endswith("up_proj") else usual("fp8 tensor")(module)
 
-    with pytest.raises(
-        CheckpointError, match=r"gate_proj.weight is FP8Tensor, .*up_proj.weight is"
-    ):
+    with pytest.raises(CheckpointError) as caught:
         load(write_model(tmp_path, layout).folder)
+    assert (
+        "gate_proj.weight (model.safetensors, F8_E4M3 [512, 256]) is FP8, model.layers.0.mlp.up_proj.weight "
+        "(model.safetensors, BF16 [512, 256]) is dense; tensors that are multiplied together"
+    ) in str(caught.value)

@@ -4,6 +4,7 @@ says about cards that aren't here, the plan that loading would make on devices o
 Not covered: the size of the largest temporary, which is a bound and no law.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -16,6 +17,8 @@ from format_writers import FORMATS
 from test_loading_memory import QWEN_27B
 from test_sharding_plan import groups
 
+from onecat_jax.cli.main import main
+from onecat_jax.cli.model_report import build_report
 from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.errors import CapacityError, EngineError
@@ -23,6 +26,7 @@ from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.cards import V100_MIB, pool_fraction, v100_bound
 from onecat_jax.loading.formats import DenseSource, FP8Source, NVFP4Source, Source
 from onecat_jax.loading.formats.awq import AWQSource
+from onecat_jax.loading.formats.packed import PackedSource
 from onecat_jax.loading.memory_plan import requirements
 from onecat_jax.loading.planning import plan_memory, plan_request
 from onecat_jax.loading.sources import find_sources
@@ -53,9 +57,13 @@ def assert_planned(model: Model, ranks: int, backend: str = "auto") -> None:
     loaded = load_model(checkpoint, sources, model.config, engine, lambda *_: None, placement)
     request = plan_request(engine, model.config, "cpu")
     planned = requirements(model.config, sources, request).weights
+    told = {row["name"]: row for row in build_report(str(model.folder), engine)["groups"]}
     for device in placement.devices:
         placed = groups(loaded.params, device)
         assert {name: planned[name] for name in placed} == placed
+        assert {name: told[name]["device_bytes"] for name in placed} == placed
+    for row in told.values():
+        assert sum(row["format_bytes"].values()) == row["device_bytes"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -66,6 +74,37 @@ def test_planned_bytes_are_those_on_every_device(written, form: str, ranks: int)
             assert_planned(written(form), ranks)
         return
     assert_planned(written(form), ranks)
+
+
+def storage_of(form: str) -> str:
+    """How people are told of it."""
+    if form.startswith("nvfp4"):
+        return "nvfp4"
+    if form.startswith("fp8"):
+        return f"fp8 per {form.split()[1].strip(',').replace('channel', 'row')}"
+    record = FORMATS[form].record([])
+    quark = record.get("global_quant_config", {}).get("weight", {})
+    packed = record.get("config_groups", {}).get("group_0", {}).get("weights", {})
+    group = {**quark, **packed, **record}["group_size"]
+    zeros = record.get("zero_point", False) or not packed.get("symmetric", True)
+    return f"int4 in groups of {group}" + (" with zero points" if zeros else "")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_info_prints_formats_and_their_bytes_and_the_contexts_of_six_machines(
+    written, form, capsys
+):
+    assert main(["info", str(written(form).folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for group, count in (("GDN linears", 9), ("MLP", 12), ("attention linears", 4)):
+        (line,) = [x for x in lines if x.startswith(f"  {group} ") and " M " in x]
+        assert re.search(rf" {count} {re.escape(storage_of(form))} \(\d+\.\d \w+\)", line)
+    contexts = [x.split(",")[:2] for x in lines if x.startswith("  V100 ")]
+    assert contexts == [
+        [f"  V100 {size} GB", f" {count}"]
+        for size in V100_MIB
+        for count in ("one GPU", "2 GPUs", "4 GPUs")
+    ]
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain"])
@@ -156,8 +195,15 @@ def of_layers(make: Callable[[object, str], Source]) -> Mapping[str, Source]:
 MODELS = {
     "nvfp4": of_layers(NVFP4Source),  # type: ignore[arg-type]
     "fp8 block": of_layers(lambda spec, name: FP8Source(spec, name, scales="block")),  # type: ignore[arg-type]
+    "fp8 row": of_layers(lambda spec, name: FP8Source(spec, name, scales="row")),  # type: ignore[arg-type]
     "awq": of_layers(
         lambda spec, name: AWQSource(spec, name, zero_point="z", group=128)  # type: ignore[arg-type]
+    ),
+    "int4 in groups of 32": of_layers(
+        lambda spec, name: PackedSource(spec, name, zero_point="z", group=32, scale_dtype="F32")  # type: ignore[arg-type]
+    ),
+    "nvfp4 beside fp8": of_layers(
+        lambda spec, name: NVFP4Source(spec, name) if ".mlp." in name else FP8Source(spec, name)  # type: ignore[arg-type]
     ),
 }
 
@@ -178,13 +224,13 @@ def test_the_bound_for_a_card_is_what_loading_there_would_plan(form, ranks, size
         return
     plan = plan_memory(engine, QWEN_27B, sources, devices)  # type: ignore[arg-type]
     assert plan.request.max_model_len == pytest.approx(bound.max_model_len_one_request, rel=0.05)
-    four = plan_memory(
-        replace(engine, max_num_seqs=4, max_model_len=bound.max_model_len_each or 1),
-        QWEN_27B,
-        sources,
-        devices,  # type: ignore[arg-type]
-    )
-    assert four.kv_tokens >= 4 * bound.max_model_len_each * 0.95
+    each = bound.max_model_len_each or engine.block_size
+    four = replace(engine, max_num_seqs=4, max_model_len=each)
+    if bound.max_model_len_each == 0:
+        with pytest.raises(CapacityError):
+            plan_memory(four, QWEN_27B, sources, devices)  # type: ignore[arg-type]
+        return
+    assert plan_memory(four, QWEN_27B, sources, devices).kv_tokens >= 4 * each * 0.95  # type: ignore[arg-type]
 
 
 def test_a_model_that_cannot_be_split_says_why():

@@ -29,6 +29,7 @@ _MAY_IMPORT = {
         "custom_calls",
         "sampling",
         "sampling_params",
+        "speculation",
         "steps",
         "text",
         *_LEAVES,
@@ -77,4 +78,4 @@ def test_flax_is_imported_by_parameter_descriptions_alone():
         for source in sources_of(package)
         if source != package_folder(package) and "flax" in source.read_text(encoding="utf-8")
     }
-    assert users == {"qwen3_5/params.py"}
+    assert users == {"qwen3_5/params.py", "dflash/params.py"}

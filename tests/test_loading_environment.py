@@ -89,6 +89,14 @@ def test_a_missing_extension_is_a_finding(
     assert "repair the extension first" in out
 
 
+def test_every_kind_of_weight_has_a_row_with_its_route(monkeypatch: pytest.MonkeyPatch):
+    found = rows(monkeypatch, GOOD, [70])
+    routes = {name: row for name, row in found.items() if name.startswith("route linear ")}
+    assert set(routes) == {f"route linear {kind}" for kind in ("nvfp4", "fp8", "int4", "dense")}
+    for row in routes.values():
+        assert (row.status, row.found.split(",")[0]) == ("ok", "cpu handler")
+
+
 def test_an_unwritable_cache_is_a_warning(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     found = rows(monkeypatch, GOOD, [])["compile cache"]

@@ -179,7 +179,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     "multiplier zero": (
         "modelopt",
         put(f"{UP}.weight_scale_2", np.asarray(np.float32(0))),
-        "weight_scale_2 is 0.0; a finite number above zero",
+        "weight_scale_2 (model.safetensors, F32 []) is 0.0; a finite number above zero",
     ),
     "multiplier negative": (
         "modelopt",
@@ -194,7 +194,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     "divisor zero": (
         "compressed-tensors",
         poke(f"{UP}.weight_global_scale", 0),
-        "weight_global_scale is 0.0; a finite",
+        "weight_global_scale (model.safetensors, F32 [1]) is 0.0; a finite",
     ),
     "divisor infinite": (
         "compressed-tensors",

@@ -1,4 +1,4 @@
-"""Gated delta rule (GDN): one row, a short block of rows, or a long chunked sequence, from any starting state."""
+"""Gated delta rule (GDN): one row, a short block, or a long chunked sequence, from any state; rows that can be taken back."""
 
 from onecat_jax.custom_calls.gdn.call import GDNDescriptor, plan, recur
 from onecat_jax.custom_calls.gdn.reference import (
@@ -9,7 +9,8 @@ from onecat_jax.custom_calls.gdn.reference import (
     chunked,
     step,
 )
-from onecat_jax.custom_calls.gdn.rows import GDNRows, GDNShape, GDNWeights
+from onecat_jax.custom_calls.gdn.rollback import commit, verify
+from onecat_jax.custom_calls.gdn.rows import GDNRows, GDNShape, GDNWeights, KeptRows
 
 __all__ = [
     "CHUNK",
@@ -18,10 +19,13 @@ __all__ = [
     "GDNRows",
     "GDNShape",
     "GDNWeights",
+    "KeptRows",
     "block",
     "causal_conv",
     "chunked",
+    "commit",
     "plan",
     "recur",
     "step",
+    "verify",
 ]

@@ -14,10 +14,11 @@ from onecat_jax.custom_calls.gdn.rows import (
     GDNRows,
     GDNShape,
     GDNWeights,
+    LayerWeights,
     Recurred,
     recur_plain,
 )
-from onecat_jax.custom_calls.linear import Layer, pick
+from onecat_jax.custom_calls.linear import Layer
 
 CPU = "cpu handler"
 CHUNKS = "library chunks"
@@ -41,13 +42,18 @@ class GDNDescriptor:
         return f"{self.rows} rows of {heads}, {jnp.dtype(self.window).name} windows"
 
 
-def plan(descriptor: GDNDescriptor, policy: Policy = Policy()) -> Route:
+def plan(descriptor: GDNDescriptor, policy: Policy = Policy(), *, operator: str = "gdn") -> Route:
     """The route of a call, with the reasons why faster ones declined.
+
+    Args:
+      descriptor: what is called.
+      policy: which routes may be taken.
+      operator: "gdn", "gdn verify" or "gdn commit"; all three have the same routes, the report tells them apart.
 
     Raises:
       EngineError: in strict mode, when only plain JAX is left.
     """
-    return choose("gdn", descriptor, ROUTES, policy)
+    return choose(operator, descriptor, ROUTES, policy)
 
 
 def recur(
@@ -86,21 +92,7 @@ def recur(
     descriptor = GDNDescriptor(qkv.shape[1], shape, weights.conv.shape[1], windows.dtype)
     if plan(descriptor, policy).name == CPU:
         return _recur_cpu(qkv, gates, states, windows, rows, weights, layer)
-    of_layer = (
-        _pick_by_product(weights.conv, layer),
-        pick(weights.a_log, layer),
-        pick(weights.dt_bias, layer),
-    )
-    return recur_plain(qkv, gates, states, windows, rows, of_layer)
-
-
-def _pick_by_product(stack: Array, layer: Layer) -> Array:
-    """`pick` that leaves an array: a slice would be fused into the convolution and taken anew for every element."""
-    if isinstance(layer.number, int):
-        return pick(stack, layer)
-    chosen = jax.nn.one_hot(layer.number, stack.shape[0], dtype=stack.dtype)
-    flat = jnp.einsum("l,ln->n", chosen, stack.reshape(stack.shape[0], -1), precision="highest")
-    return flat.reshape(stack.shape[1:])
+    return recur_plain(qkv, gates, (states, windows), rows, LayerWeights.of(weights, layer))
 
 
 def _recur_cpu(
@@ -115,18 +107,31 @@ def _recur_cpu(
     shape = jax.ShapeDtypeStruct((*qkv.shape[:2], *states.shape[1:3]), jnp.float32)
     call = jax.ffi.ffi_call(
         _ROWS_CPU,
-        (shape, _like(states), _like(windows)),
+        (shape, like(states), like(windows)),
         input_output_aliases={9: 1, 10: 2},
         vmap_method="sequential",
     )
-    small = (weights.conv, weights.a_log, weights.dt_bias, jnp.asarray(layer.index, jnp.int32))
-    where = (rows.slots, rows.start, rows.count)
-    operands = (qkv.astype(jnp.float32), gates, *small, *where, states, windows)
+    operands = operands_cpu(qkv, gates, states, windows, rows, weights, layer)
     out, states, windows = call(*operands, mul=np.int32(layer.mul), add=np.int32(layer.add))
     return out, states, windows
 
 
-def _like(x: Array) -> jax.ShapeDtypeStruct:
+def operands_cpu(
+    qkv: Array,
+    gates: Array,
+    states: Array,
+    windows: Array,
+    rows: GDNRows,
+    weights: GDNWeights,
+    layer: Layer,
+) -> tuple[Array, ...]:
+    """Operands of the CPU handlers for one layer's new rows, in their order."""
+    small = (weights.conv, weights.a_log, weights.dt_bias, jnp.asarray(layer.index, jnp.int32))
+    where = (rows.slots, rows.start, rows.count)
+    return (qkv.astype(jnp.float32), gates, *small, *where, states, windows)
+
+
+def like(x: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 

@@ -14,8 +14,15 @@ constexpr float kSlowDecay = -0.5f;  // as SLOW_DECAY of reference.py
 
 // ---- convolution
 
-// `count` channels from channel `first` on: rows of all tokens into dst [T, count], and the window after them. A new row is
-// rounded to the window's type first, as an earlier call would have left it.
+// A new row, rounded to the window's type, as an earlier call would have left it.
+template <class V, Storage T>
+inline V new_row(const Shape& s, const Row& row, int64_t at) {
+  if (s.rows == T) return load_as<V, T>(row.qkv, at);
+  return round_to<V, T>(V::load(static_cast<const float*>(row.qkv) + at));
+}
+
+// `count` channels from channel `first` on: rows of all tokens into dst [T, count], and the window after them. Without dst
+// only the window.
 template <class V, Storage T, int W>
 void convolve(const Shape& s, const Weights& w, const Row& row, int64_t first, int64_t count, float* dst) {
   constexpr int64_t kSize = bytes_of(T);
@@ -24,13 +31,16 @@ void convolve(const Shape& s, const Weights& w, const Row& row, int64_t first, i
     for (int j = 0; j < W; ++j) taps[j] = V::load(w.conv + j * s.channels + c);
     for (int j = 0; j < W - 1; ++j) past[j] = row.fresh ? V::all(0.0f) : load_as<V, T>(row.window, j * s.channels + c);
     for (int64_t t = 0; t < row.tokens; ++t) {
-      past[W - 1] = round_to<V, T>(V::load(row.qkv + t * s.channels + c));
-      V y = V::mul(past[0], taps[0]);
-      for (int j = 1; j < W; ++j) y = V::fma(past[j], taps[j], y);
-      silu_lanes(y).store(dst + t * count + c - first);
+      past[W - 1] = new_row<V, T>(s, row, t * s.channels + c);
+      if (dst) {
+        V y = V::mul(past[0], taps[0]);
+        for (int j = 1; j < W; ++j) y = V::fma(past[j], taps[j], y);
+        silu_lanes(y).store(dst + t * count + c - first);
+      }
       for (int j = 0; j < W - 1; ++j) past[j] = past[j + 1];
     }
-    char* window = static_cast<char*>(row.window) + c * kSize;
+    if (!row.new_window) continue;
+    char* window = static_cast<char*>(row.new_window) + c * kSize;
     for (int j = 0; j < W - 1; ++j) store_as<V, T>(past[j], window + j * s.channels * kSize);
   }
 }
@@ -87,50 +97,66 @@ struct Token {
   float q_dot_k;
 };
 
-// One token over kRows rows of the state. They are read from memory once: the second time they come from the first-level
-// cache, as they do for later tokens.
-template <class V>
-inline void update(float* state, int64_t dk, const Token& token, int64_t dv) {
+// One token over kRows rows of the state, read at `from` and written to `to` (the same place or another one). They are read
+// from memory once: the second time they come from the first-level cache, as they do for later tokens. Without kOut there
+// are no outputs, without kStore no new state.
+template <class V, bool kOut, bool kStore>
+inline void update(const float* from, float* to, int64_t dk, const Token& token, int64_t dv) {
   constexpr int R = V::kRows;
   V by_k[R], by_q[R];
   for (int r = 0; r < R; ++r) by_k[r] = by_q[r] = V::all(0.0f);
   for (int64_t i = 0; i < dk; i += kLanes) {
-    const V k = V::load(token.k + i), q = V::load(token.q + i);
+    const V k = V::load(token.k + i), q = kOut ? V::load(token.q + i) : k;
     for (int r = 0; r < R; ++r) {
-      const V s = V::load(state + r * dk + i);
+      const V s = V::load(from + r * dk + i);
       by_k[r] = V::fma(s, k, by_k[r]);
-      by_q[r] = V::fma(s, q, by_q[r]);
+      if constexpr (kOut) by_q[r] = V::fma(s, q, by_q[r]);
     }
   }
   float seen[R], read[R];
   V::template fold<R>(by_k, seen);
-  V::template fold<R>(by_q, read);
+  if constexpr (kOut) V::template fold<R>(by_q, read);
   V u[R];
   for (int r = 0; r < R; ++r) {
     const float written = token.gates.beta * std::fma(-token.gates.decay, seen[r], token.v[dv + r]);
-    token.out[dv + r] = std::fma(token.gates.decay, read[r], token.q_dot_k * written);
+    if constexpr (kOut) token.out[dv + r] = std::fma(token.gates.decay, read[r], token.q_dot_k * written);
     u[r] = V::all(written);
   }
+  if constexpr (!kStore) return;
   const V kept = V::all(token.gates.kept), rest = V::all(token.gates.rest);
   for (int64_t i = 0; i < dk; i += kLanes) {
     const V k = V::load(token.k + i);
     for (int r = 0; r < R; ++r) {
-      float* at = state + r * dk + i;
-      const V s = V::load(at);
-      V::fma(kept, s, V::fma(rest, s, V::mul(u[r], k))).store(at);
+      const V s = V::load(from + r * dk + i);
+      V::fma(kept, s, V::fma(rest, s, V::mul(u[r], k))).store(to + r * dk + i);
     }
   }
 }
 
-template <class V>
-void recur(float* state, const Shape& s, bool fresh, const Token* tokens, int64_t count) {
+// All tokens over a few rows of the state at a time. A state that isn't kept lives in `scratch`, which stays in the
+// first-level cache, and its last update is never computed.
+template <class V, bool kOut, bool kKeep>
+void recur(const float* state, float* new_state, const Shape& s, bool fresh, const Token* tokens, int64_t count) {
+  alignas(64) float scratch[V::kRows * kMaxDim];
   for (int64_t dv = 0; dv < s.value_dim; dv += V::kRows) {
-    float* rows = state + dv * s.key_dim;
+    const float* from = state + dv * s.key_dim;
+    float* to = kKeep ? new_state + dv * s.key_dim : scratch;
     if (fresh) {
-      for (int64_t i = 0; i < V::kRows * s.key_dim; i += kLanes) V::all(0.0f).store(rows + i);
+      for (int64_t i = 0; i < V::kRows * s.key_dim; i += kLanes) V::all(0.0f).store(to + i);
+      from = to;
     }
-    for (int64_t t = 0; t < count; ++t) update<V>(rows, s.key_dim, tokens[t], dv);
+    for (int64_t t = 0; t < count - 1; ++t, from = to) update<V, kOut, true>(from, to, s.key_dim, tokens[t], dv);
+    update<V, kOut, kKeep>(from, to, s.key_dim, tokens[count - 1], dv);
   }
+}
+
+template <class V>
+void recur(const Shape& s, const Row& row, int64_t head, const Token* tokens) {
+  const float* state = row.state + head * s.value_dim * s.key_dim;
+  if (!row.new_state) return recur<V, true, false>(state, nullptr, s, row.fresh, tokens, row.tokens);
+  float* to = row.new_state + head * s.value_dim * s.key_dim;
+  if (!row.out) return recur<V, false, true>(state, to, s, row.fresh, tokens, row.tokens);
+  recur<V, true, true>(state, to, s, row.fresh, tokens, row.tokens);
 }
 
 // ---- entry point
@@ -139,25 +165,26 @@ template <class V>
 void run(const Shape& s, const Weights& w, const Row& row, int64_t key_head) {
   alignas(64) float q[kMaxTokens * kMaxDim], k[kMaxTokens * kMaxDim], v[kMaxTokens * kMaxDim];
   const int64_t dk = s.key_dim, dv = s.value_dim, each = s.value_heads / s.key_heads;
-  convolve<V>(s, w, row, key_head * dk, dk, q);
+  convolve<V>(s, w, row, key_head * dk, dk, row.out ? q : nullptr);
   convolve<V>(s, w, row, (s.key_heads + key_head) * dk, dk, k);
   Token tokens[kMaxTokens];
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dk)));
   for (int64_t t = 0; t < row.tokens; ++t) {
-    normalise<V>(q + t * dk, dk, scale);
     normalise<V>(k + t * dk, dk, 1.0f);
-    tokens[t].q = q + t * dk;
     tokens[t].k = k + t * dk;
     tokens[t].v = v + t * dv;
+    if (!row.out) continue;
+    normalise<V>(q + t * dk, dk, scale);
+    tokens[t].q = q + t * dk;
     tokens[t].q_dot_k = dot_lanes<V>(tokens[t].q, tokens[t].k, dk);
   }
   for (int64_t head = key_head * each; head < (key_head + 1) * each; ++head) {
     convolve<V>(s, w, row, 2 * s.key_heads * dk + head * dv, dv, v);
     for (int64_t t = 0; t < row.tokens; ++t) {
       tokens[t].gates = gates_of(s, w, row, t, head);
-      tokens[t].out = row.out + (t * s.value_heads + head) * dv;
+      if (row.out) tokens[t].out = row.out + (t * s.value_heads + head) * dv;
     }
-    recur<V>(row.state + head * dv * dk, s, row.fresh, tokens, row.tokens);
+    recur<V>(s, row, head, tokens);
   }
 }
 

@@ -23,6 +23,7 @@ struct Shape {
   int64_t channels;  // q | k | v
   int64_t width;     // taps of the convolution
   Storage window;    // float32, float16 or bfloat16
+  Storage rows;      // of qkv: float32, or what the window is
 };
 
 struct Weights {
@@ -31,12 +32,16 @@ struct Weights {
   const float* dt_bias;  // [Hv]
 };
 
+// Where new_state or new_window is null that cache is left alone, where out is null no outputs are computed. The tokens that
+// are computed have the same bits in every case.
 struct Row {
-  const float* qkv;    // [T, C]
+  const void* qkv;     // [T, C]
   const float* gates;  // [T, 2 * Hv], b | a
-  float* state;        // [Hv, Dv, Dk]
-  void* window;        // [W - 1, C]
-  float* out;          // [T, Hv, Dv]
+  const float* state;  // [Hv, Dv, Dk]
+  float* new_state;    // the same place, or null
+  const void* window;  // [W - 1, C]
+  void* new_window;    // the same place, or null
+  float* out;          // [T, Hv, Dv], or null
   int64_t tokens;      // real ones
   bool fresh;          // starts from zeros, whatever state and window hold
 };

@@ -3,7 +3,13 @@
 from onecat_jax.custom_calls.linear.build import build_linear
 from onecat_jax.custom_calls.linear.call import linear
 from onecat_jax.custom_calls.linear.reference import exact_matrix
-from onecat_jax.custom_calls.linear.routes import LinearDescriptor, LinearRoute, plan
+from onecat_jax.custom_calls.linear.routes import (
+    KINDS,
+    LinearDescriptor,
+    LinearRoute,
+    WeightKind,
+    plan,
+)
 from onecat_jax.custom_calls.linear.weights import (
     FP8,
     INT4,
@@ -22,6 +28,7 @@ from onecat_jax.custom_calls.linear.weights import (
 __all__ = [
     "FP8",
     "INT4",
+    "KINDS",
     "NVFP4",
     "Dense",
     "DenseTensor",
@@ -33,6 +40,7 @@ __all__ = [
     "LinearDescriptor",
     "LinearRoute",
     "NVFP4Tensor",
+    "WeightKind",
     "build_linear",
     "exact_matrix",
     "linear",

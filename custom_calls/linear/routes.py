@@ -1,7 +1,7 @@
 """The routes of the linear and what each of them supports."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
@@ -18,6 +18,7 @@ LAYOUT_OF_ROUTE = {
 LIBRARY = "library dot"
 
 WeightKind = Literal["nvfp4", "fp8", "int4", "dense"]
+KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
 
 
 @dataclass(frozen=True)

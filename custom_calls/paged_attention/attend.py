@@ -1,10 +1,13 @@
 """Paged attention in plain JAX: the oracle of the handlers, and the last route.
 
 The softmax runs over tiles of keys at absolute positions, row after row, so the work follows each row's live length, never
-the table's width, and a row's reduction order depends on its own position alone. A tile without visible keys changes no bit.
+the table's width, and a row's reduction order depends on its own position alone. A tile without visible keys changes no bit,
+so tiles before the first key that any row may see aren't visited.
 
 Axes: B batch rows, T new tokens, H query heads, J kv heads, G = H / J, D head dim, K keys of a tile.
 """
+
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -20,6 +23,28 @@ _MASKED = -1e30  # finite, so that a row without any visible key stays free of N
 
 # Running maximum [J, G, T], sum [J, G, T], weighted values [J, G, T, D].
 _Softmax = tuple[Array, Array, Array]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which keys a row sees, besides those that aren't written yet."""
+
+    window: int | None  # a row at position p sees positions above p - window; None for all
+    causal: bool  # and those up to p
+
+    def first(self, start: Array) -> Array | int:
+        """First position that any row from position `start` on may see; may lie behind the row itself when window is 0."""
+        return 0 if self.window is None else jnp.maximum(start - self.window + 1, 0)
+
+    def of(self, query_at: Array, key_at: Array, end: Array) -> Array:
+        """[T, K] bool for rows at positions query_at [T] and keys at key_at [K]; the sequence has `end` tokens."""
+        if self.causal:
+            visible = key_at <= query_at[:, None]
+        else:
+            visible = jnp.broadcast_to(key_at < end, (query_at.shape[0], key_at.shape[0]))
+        if self.window is None:
+            return visible
+        return visible & (query_at[:, None] - key_at < self.window)
 
 
 def _tile_pages(page_size: int, rows: int, table_pages: int) -> int:
@@ -50,6 +75,7 @@ def _attend_row(
     count: Array,
     first: Array | int,
     scale: float,
+    sight: Sight,
 ) -> Array:
     """q [T, H, D] of one sequence -> [T, H, D] float32."""
     width, heads, dim = q.shape
@@ -64,15 +90,16 @@ def _attend_row(
     def tile(i: Array, carry: _Softmax) -> _Softmax:
         ids = lax.dynamic_slice_in_dim(table, i * per_tile, per_tile) + first
         key_at = i * span + jnp.arange(span, dtype=jnp.int32)
-        stale = key_at >= start + count  # a NaN left there times zero would still be NaN
+        visible = sight.of(query_at, key_at, start + count) & real[:, None]
+        stale = ~visible.any(0)  # a NaN left there times zero would still be NaN
         k = read_pages(k_pages, ids, q.dtype)
         v = jnp.where(stale[:, None, None], 0, read_pages(v_pages, ids, q.dtype))
-        visible = (key_at <= query_at[:, None]) & real[:, None]
         return _add_tile(carry, grouped, k, v, visible, scale)
 
     zeros = jnp.zeros(grouped.shape[:-1], jnp.float32)
     init = (zeros + _MASKED, zeros, jnp.zeros(grouped.shape, jnp.float32))
-    _, total, acc = lax.fori_loop(0, (start + count + span - 1) // span, tile, init)
+    tiles = (sight.first(start) // span, (start + count + span - 1) // span)
+    _, total, acc = lax.fori_loop(*tiles, tile, init)
     out = acc / jnp.where(total > 0, total, 1.0)[..., None]
     return out.transpose(2, 0, 1, 3).reshape(q.shape)
 
@@ -85,11 +112,12 @@ def attend_plain(
     first_page: Array | int,
     *,
     scale: float,
+    sight: Sight,
 ) -> Array:
     """`attend` (call.py) in plain JAX."""
 
     def row(b: Array, out: Array) -> Array:
         where = (row_of(rows.table, b), row_of(rows.start, b), row_of(rows.count, b), first_page)
-        return put_row(out, _attend_row(row_of(q, b), k_pages, v_pages, *where, scale), b)
+        return put_row(out, _attend_row(row_of(q, b), k_pages, v_pages, *where, scale, sight), b)
 
     return rows.live.each(row, jnp.zeros(q.shape, jnp.float32))

@@ -9,13 +9,15 @@ import numpy as np
 from jax import Array
 
 from onecat_jax.custom_calls.dispatch import Candidate, Policy, Route, Target, choose
-from onecat_jax.custom_calls.paged_attention.attend import attend_plain
+from onecat_jax.custom_calls.paged_attention.attend import Sight, attend_plain
 from onecat_jax.custom_calls.paged_attention.pages import SHORT_ROWS, AttentionRows, write_plain
+from onecat_jax.errors import EngineError
 
 CPU = "cpu handler"
 TILES = "library tiles"
 _WRITE_CPU = "onecat_kv_write_rows_cpu_v1"
-_ATTEND_CPU = "onecat_attend_rows_cpu_v1"
+_ATTEND_CPU = "onecat_attend_rows_cpu_v2"
+_WHOLE = 2**31 - 1  # a window that every position fits into
 _MAX_DIM, _DIM_MULTIPLE, _MAX_GROUP = 256, 16, 64
 _ROW_TYPES = ("float32", "float16", "bfloat16")
 _CACHE_TYPES = (*_ROW_TYPES, "float8_e4m3fn", "float8_e5m2")
@@ -94,11 +96,17 @@ def attend(
     first_page: Array | int,
     *,
     scale: float,
+    window: int | None = None,
+    causal: bool = True,
     policy: Policy = Policy(),
 ) -> Array:
-    """Causal attention of new rows over everything their sequence has in the cache (their own keys included).
+    """Attention of new rows over what their sequence has in the cache, their own keys included.
 
-    On the CPU handler's route a row's bits depend on its position and on the keys up to it alone: not on the batch,
+    A row at position p sees the keys at positions t < start + count with t <= p (if causal) and p - t < window (if there
+    is one). What lies at other positions, before the window too, never reaches a result: the table may map pages before
+    the window to any page, as a ring does.
+
+    On the CPU handler's route a row's bits depend on its position and on the keys that it sees alone: not on the batch,
     other rows, how many there are, page numbers, the table's width or threads.
 
     Args:
@@ -107,22 +115,33 @@ def attend(
       rows: see AttentionRows.
       first_page: first page id of the layer.
       scale: multiplies the logits; above 0.
+      window: how many positions a row may look back, its own included; at least 0, and None for all.
+      causal: whether a row sees no later row's key.
       policy: which routes may be taken.
 
     Returns:
-      [B, T, H, D] float32; exactly zero for rows that aren't real.
+      [B, T, H, D] float32; exactly zero for rows that aren't real or see nothing.
 
     Raises:
-      EngineError: strict policy and no fast route.
+      EngineError: a negative window; strict policy and no fast route.
     """
+    if window is not None and window < 0:
+        raise EngineError(
+            f"the attention window is {window}, it must be 0 or more, or None for all"
+        )
     descriptor = AttentionDescriptor(
         q.shape[1], q.shape[2], k_pages.shape[2], q.shape[3], q.dtype, k_pages.dtype
     )
     if plan("attention", descriptor, policy).name != CPU:
-        return attend_plain(q, k_pages, v_pages, rows, first_page, scale=scale)
+        sight = Sight(None if window is None else min(window, _WHOLE), causal)
+        return attend_plain(q, k_pages, v_pages, rows, first_page, scale=scale, sight=sight)
     out = jax.ShapeDtypeStruct(q.shape, jnp.float32)
     call = jax.ffi.ffi_call(_ATTEND_CPU, out, vmap_method="sequential")
-    return call(q, k_pages, v_pages, *_where(rows, first_page), scale=np.float32(scale))
+    back = np.int64(_WHOLE if window is None else min(window, _WHOLE))
+    where = _where(rows, first_page)
+    return call(
+        q, k_pages, v_pages, *where, scale=np.float32(scale), window=back, causal=bool(causal)
+    )
 
 
 def _where(rows: AttentionRows, first_page: Array | int) -> tuple[Array, ...]:

@@ -13,13 +13,24 @@ constexpr int kPanel = 16;           // keys expanded to float32 at a time
 constexpr float kLowest = -__builtin_inff();
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Keys first .. last - 1, at absolute positions or inside a panel; empty when last isn't above first.
+struct Span {
+  int64_t first, last;
+
+  bool empty() const { return last <= first; }
+  Span both(const Span& other) const { return {most(first, other.first), least(last, other.last)}; }
+  Span from(int64_t origin) const { return {first - origin, last - origin}; }
+};
 
 // Queries of one pass, their softmax so far, and the tile's probabilities.
 struct Pass {
   int count;
   const float* q[kQueries];  // [D]
   float* out[kQueries];      // [D]
-  int64_t visible[kQueries];  // keys
+  Span seen[kQueries];       // positions
+  Span any;                  // from the first key that some query sees to the last
   float top[kQueries], total[kQueries];
   alignas(64) float p[kQueries][kTile];
 };
@@ -54,33 +65,35 @@ struct Head {
 };
 
 template <class V, Storage T>
-void fill(const Head& head, int64_t first, int count, int64_t last, bool copy, Panel& panel) {
+void fill(const Head& head, int64_t position, const Span& rows, int64_t last, bool copy, Panel& panel) {
   constexpr int64_t kSize = bytes_of(T);
   const int64_t dim = head.s.dim;
-  for (int i = 0; i < count; ++i) {
-    const int64_t at = head.at(first + i);
+  for (int64_t i = rows.first; i < rows.last; ++i) {
+    const int64_t at = head.at(position + i);
     if (T == Storage::kF32 && !copy) {
       panel.row[i] = static_cast<const float*>(head.cache) + at;
       continue;
     }
-    if (first + i + kPanel < last)
-      prefetch(static_cast<const char*>(head.cache) + head.at(first + i + kPanel) * kSize, dim * kSize);
+    if (position + i + kPanel < last)
+      prefetch(static_cast<const char*>(head.cache) + head.at(position + i + kPanel) * kSize, dim * kSize);
     expand<V, T>(head.cache, at, dim, panel.expanded[i]);
     panel.row[i] = panel.expanded[i];
   }
-  for (int i = count; i < kPanel; ++i) panel.row[i] = panel.row[count - 1];  // computed with, never used
+  // Computed with, never used: what lies there, and which page it would be, is nobody's business.
+  for (int64_t i = 0; i < rows.first; ++i) panel.row[i] = panel.row[rows.first];
+  for (int64_t i = rows.last; i < kPanel; ++i) panel.row[i] = panel.row[rows.last - 1];
 }
 
-// Rows from position `first` on; the pass ends before position `last`. Float32 rows are read where they are unless many
-// queries read them: rows of one head are far apart and would push each other out of the first-level cache.
+// Some rows of the panel at `position`; the pass ends before position `last`. Float32 rows are read where they are unless
+// many queries read them: rows of one head are far apart and would push each other out of the first-level cache.
 template <class V>
-void fill(const Head& head, int64_t first, int count, int64_t last, bool copy, Panel& panel) {
+void fill(const Head& head, int64_t position, const Span& rows, int64_t last, bool copy, Panel& panel) {
   switch (head.s.cache) {
-    case Storage::kF32: return fill<V, Storage::kF32>(head, first, count, last, copy, panel);
-    case Storage::kF16: return fill<V, Storage::kF16>(head, first, count, last, copy, panel);
-    case Storage::kBF16: return fill<V, Storage::kBF16>(head, first, count, last, copy, panel);
-    case Storage::kE4M3: return fill<V, Storage::kE4M3>(head, first, count, last, copy, panel);
-    case Storage::kE5M2: return fill<V, Storage::kE5M2>(head, first, count, last, copy, panel);
+    case Storage::kF32: return fill<V, Storage::kF32>(head, position, rows, last, copy, panel);
+    case Storage::kF16: return fill<V, Storage::kF16>(head, position, rows, last, copy, panel);
+    case Storage::kBF16: return fill<V, Storage::kBF16>(head, position, rows, last, copy, panel);
+    case Storage::kE4M3: return fill<V, Storage::kE4M3>(head, position, rows, last, copy, panel);
+    case Storage::kE5M2: return fill<V, Storage::kE5M2>(head, position, rows, last, copy, panel);
   }
 }
 
@@ -95,9 +108,9 @@ constexpr int block_size() {
 }
 
 template <class V, int M>
-void multiply_keys(Pass& pass, int n0, const Panel& panel, int count, int64_t dim, int column) {
+void multiply_keys(Pass& pass, int n0, const Panel& panel, int64_t count, int64_t dim, int64_t column) {
   constexpr int K = block_size<V, M, 4>();
-  for (int key = 0; key < count; key += K) {
+  for (int64_t key = 0; key < count; key += K) {
     V sums[M][K];
     for (int m = 0; m < M; ++m)
       for (int r = 0; r < K; ++r) sums[m][r] = V::all(0.0f);
@@ -124,23 +137,28 @@ float highest(const V& x) {
   return top;
 }
 
+// Only lane groups with visible keys are touched.
 template <class V>
-void softmax(const Shape& s, Pass& pass, int n, int visible) {
+void softmax(const Shape& s, Pass& pass, int n, const Span& visible) {
   float* p = pass.p[n];
-  const int vectors = (visible + kLanes - 1) / kLanes;
-  for (int i = visible; i < vectors * kLanes; ++i) p[i] = kLowest;
+  const int64_t first = visible.first / kLanes * kLanes, last = (visible.last + kLanes - 1) / kLanes * kLanes;
+  const auto hide = [&](float value) {
+    for (int64_t i = first; i < visible.first; ++i) p[i] = value;
+    for (int64_t i = visible.last; i < last; ++i) p[i] = value;
+  };
+  hide(kLowest);
   const V scale = V::all(s.scale);
-  V most = V::all(kLowest);
-  for (int i = 0; i < vectors; ++i) {
-    const V logit = V::mul(V::load(p + i * kLanes), scale);
-    logit.store(p + i * kLanes);
-    most = V::more(most, logit);
+  V highs = V::all(kLowest);
+  for (int64_t i = first; i < last; i += kLanes) {
+    const V logit = V::mul(V::load(p + i), scale);
+    logit.store(p + i);
+    highs = V::more(highs, logit);
   }
-  const float top = highest(V::more(V::all(pass.top[n]), most));
-  for (int i = 0; i < vectors; ++i) exp_lanes(V::sub(V::load(p + i * kLanes), V::all(top))).store(p + i * kLanes);
-  for (int i = visible; i < vectors * kLanes; ++i) p[i] = 0.0f;
+  const float top = highest(V::more(V::all(pass.top[n]), highs));
+  for (int64_t i = first; i < last; i += kLanes) exp_lanes(V::sub(V::load(p + i), V::all(top))).store(p + i);
+  hide(0.0f);
   V sum = V::all(0.0f);
-  for (int i = 0; i < vectors; ++i) sum = V::add(sum, V::load(p + i * kLanes));
+  for (int64_t i = first; i < last; i += kLanes) sum = V::add(sum, V::load(p + i));
   float added, fade[kLanes];
   V::template fold<1>(&sum, &added);
   exp_lanes(V::all(pass.top[n] - top)).store(fade);
@@ -150,14 +168,14 @@ void softmax(const Shape& s, Pass& pass, int n, int visible) {
   for (int64_t i = 0; i < s.dim; i += kLanes) V::mul(V::load(pass.out[n] + i), V::all(fade[0])).store(pass.out[n] + i);
 }
 
-// ---- values: out += p v for M queries over B lane groups, keys first .. last - 1 of the panel
+// ---- values: out += p v for M queries over B lane groups, some keys of the panel
 
 template <class V, int M, int B>
-inline void add_values(Pass& pass, int n0, const Panel& panel, int first, int last, int column, int64_t i) {
+inline void add_values(Pass& pass, int n0, const Panel& panel, const Span& keys, int64_t column, int64_t i) {
   V sums[M][B];
   for (int m = 0; m < M; ++m)
     for (int b = 0; b < B; ++b) sums[m][b] = V::load(pass.out[n0 + m] + i + b * kLanes);
-  for (int key = first; key < last; ++key) {
+  for (int64_t key = keys.first; key < keys.last; ++key) {
     V v[B];
     for (int b = 0; b < B; ++b) v[b] = V::load(panel.row[key] + i + b * kLanes);
     for (int m = 0; m < M; ++m) {
@@ -171,28 +189,31 @@ inline void add_values(Pass& pass, int n0, const Panel& panel, int first, int la
 
 // Lane groups from i on: as many at once as the registers hold, then half of that.
 template <class V, int M, int B>
-inline void add_all_values(Pass& pass, int n0, const Panel& panel, int first, int last, int column, int64_t dim, int64_t i) {
-  for (; i + B * kLanes <= dim; i += B * kLanes) add_values<V, M, B>(pass, n0, panel, first, last, column, i);
+inline void add_all_values(Pass& pass, int n0, const Panel& panel, const Span& keys, int64_t column, int64_t dim, int64_t i) {
+  for (; i + B * kLanes <= dim; i += B * kLanes) add_values<V, M, B>(pass, n0, panel, keys, column, i);
   if constexpr (B > 1) {
-    if (i < dim) add_all_values<V, M, B / 2>(pass, n0, panel, first, last, column, dim, i);
+    if (i < dim) add_all_values<V, M, B / 2>(pass, n0, panel, keys, column, dim, i);
   }
 }
 
-// Keys that all M queries see together; what only later queries see is added one query at a time.
 template <class V, int M>
-void multiply_values(const Shape& s, Pass& pass, int n0, const Panel& panel, int64_t position, int count, int column) {
-  int64_t shared = count, seen[M];
+inline void add_keys(const Shape& s, Pass& pass, int n0, const Panel& panel, const Span& keys, int64_t column) {
+  if (!keys.empty()) add_all_values<V, M, block_size<V, M, 8>()>(pass, n0, panel, keys, column, s.dim, 0);
+}
+
+// Keys that all M queries see together; what only some of them see before and after is added one query at a time, so that
+// each query takes its keys in ascending order.
+template <class V, int M>
+void multiply_values(const Shape& s, Pass& pass, int n0, const Panel& panel, int64_t position, int64_t count, int64_t column) {
+  Span seen[M], shared{0, count};
   for (int m = 0; m < M; ++m) {
-    const int64_t left = pass.visible[n0 + m] - position;
-    seen[m] = left < 0 ? 0 : least(left, count);
-    shared = least(shared, seen[m]);
+    seen[m] = pass.seen[n0 + m].from(position).both({0, count});
+    shared = shared.both(seen[m]);
   }
-  const int together = static_cast<int>(shared);
-  add_all_values<V, M, block_size<V, M, 8>()>(pass, n0, panel, 0, together, column, s.dim, 0);
-  for (int m = 0; m < M; ++m) {
-    const int own = static_cast<int>(seen[m]);
-    if (own > together) add_all_values<V, 1, block_size<V, 1, 8>()>(pass, n0 + m, panel, together, own, column, s.dim, 0);
-  }
+  if (shared.empty()) shared = {count, count};
+  for (int m = 0; m < M; ++m) add_keys<V, 1>(s, pass, n0 + m, panel, seen[m].both({0, shared.first}), column);
+  add_keys<V, M>(s, pass, n0, panel, shared, column);
+  for (int m = 0; m < M; ++m) add_keys<V, 1>(s, pass, n0 + m, panel, seen[m].both({shared.last, count}), column);
 }
 
 // ---- a pass over the keys
@@ -211,29 +232,35 @@ inline void in_blocks(int n, int last, const F& f) {
   }
 }
 
+// Calls f(position of the panel, column in the tile, rows that some query may see) for the tile's panels.
+template <class F>
+inline void each_panel(int64_t position, const Span& any, const F& f) {
+  for (int64_t column = 0; column < kTile; column += kPanel) {
+    const Span rows = any.from(position + column).both({0, kPanel});
+    if (!rows.empty()) f(position + column, column, rows);
+  }
+}
+
 template <class V>
-void add_tile(const Head& k, const Head& v, int64_t position, int64_t last, Pass& pass, Panel& panel) {
+void add_tile(const Head& k, const Head& v, int64_t position, Pass& pass, Panel& panel) {
   const Shape& s = k.s;
-  const int64_t keys = least(last - position, kTile);
   const bool copy = pass.count > V::kRows;
-  for (int column = 0; column < keys; column += kPanel) {
-    const int count = static_cast<int>(least(keys - column, kPanel));
-    fill<V>(k, position + column, count, last, copy, panel);
-    in_blocks<V::kRows>(0, pass.count, [&](auto rows, int n) {
-      multiply_keys<V, decltype(rows)::value>(pass, n, panel, count, s.dim, column);
+  each_panel(position, pass.any, [&](int64_t at, int64_t column, const Span& rows) {
+    fill<V>(k, at, rows, pass.any.last, copy, panel);
+    in_blocks<V::kRows>(0, pass.count, [&](auto block, int n) {
+      multiply_keys<V, decltype(block)::value>(pass, n, panel, rows.last, s.dim, column);
     });
-  }
+  });
   for (int n = 0; n < pass.count; ++n) {
-    const int64_t visible = least(pass.visible[n] - position, keys);
-    if (visible > 0) softmax<V>(s, pass, n, static_cast<int>(visible));
+    const Span visible = pass.seen[n].from(position).both({0, kTile});
+    if (!visible.empty()) softmax<V>(s, pass, n, visible);
   }
-  for (int column = 0; column < keys; column += kPanel) {
-    const int count = static_cast<int>(least(keys - column, kPanel));
-    fill<V>(v, position + column, count, last, copy, panel);
-    in_blocks<V::kRows>(0, pass.count, [&](auto rows, int n) {
-      multiply_values<V, decltype(rows)::value>(s, pass, n, panel, position + column, count, column);
+  each_panel(position, pass.any, [&](int64_t at, int64_t column, const Span& rows) {
+    fill<V>(v, at, rows, pass.any.last, copy, panel);
+    in_blocks<V::kRows>(0, pass.count, [&](auto block, int n) {
+      multiply_values<V, decltype(block)::value>(s, pass, n, panel, at, rows.last, column);
     });
-  }
+  });
 }
 
 template <class V>
@@ -247,33 +274,52 @@ const float* query(const Shape& s, const Row& row, int64_t at, float* expanded) 
   return expanded;
 }
 
+// Positions that a query at `position` sees.
+inline Span sight(const Shape& s, const Row& row, int64_t position) {
+  return {first_seen(s, position), s.causal ? position + 1 : row.start + row.count};
+}
+
+// Fills a pass with the query heads of tokens first .. last - 1; room for their expansion is in `queries`.
+template <class V>
+void begin(const Shape& s, const Row& row, int64_t kv_head, int64_t first, int64_t last, Pass& pass, float* queries) {
+  const int64_t group = s.heads / s.kv_heads;
+  pass.count = 0;
+  pass.any = {sight(s, row, row.start + first).first, sight(s, row, row.start + last - 1).last};
+  for (int64_t t = first; t < last; ++t) {
+    for (int64_t g = 0; g < group; ++g) {
+      const int n = pass.count++;
+      const int64_t at = (t * s.heads + kv_head * group + g) * s.dim;
+      pass.q[n] = query<V>(s, row, at, queries + n * s.dim);
+      pass.out[n] = row.out + at;
+      pass.seen[n] = sight(s, row, row.start + t);
+      pass.top[n] = kLowest;
+      pass.total[n] = 0.0f;
+      for (int64_t i = 0; i < s.dim; i += kLanes) V::all(0.0f).store(row.out + at + i);
+    }
+  }
+}
+
+template <class V>
+void finish(const Shape& s, Pass& pass) {
+  for (int n = 0; n < pass.count; ++n) {
+    if (pass.seen[n].empty()) continue;  // stays zero
+    const V total = V::all(pass.total[n]);
+    for (int64_t i = 0; i < s.dim; i += kLanes) V::div(V::load(pass.out[n] + i), total).store(pass.out[n] + i);
+  }
+}
+
 template <class V>
 void run(const Shape& s, const Row& row, int64_t kv_head) {
   alignas(64) float queries[kQueries * kMaxDim];
   Pass pass;
   Panel panel;
   const Head k{s, row, row.k, kv_head}, v{s, row, row.v, kv_head};
-  const int64_t group = s.heads / s.kv_heads, together = kQueries / group;
+  const int64_t together = kQueries / (s.heads / s.kv_heads);
   for (int64_t first = 0; first < row.count; first += together) {
-    const int64_t last = least(first + together, row.count), seen = row.start + last;
-    pass.count = 0;
-    for (int64_t t = first; t < last; ++t) {
-      for (int64_t g = 0; g < group; ++g) {
-        const int n = pass.count++;
-        const int64_t at = (t * s.heads + kv_head * group + g) * s.dim;
-        pass.q[n] = query<V>(s, row, at, queries + n * s.dim);
-        pass.out[n] = row.out + at;
-        pass.visible[n] = row.start + t + 1;
-        pass.top[n] = kLowest;
-        pass.total[n] = 0.0f;
-        for (int64_t i = 0; i < s.dim; i += kLanes) V::all(0.0f).store(row.out + at + i);
-      }
-    }
-    for (int64_t position = 0; position < seen; position += kTile) add_tile<V>(k, v, position, seen, pass, panel);
-    for (int n = 0; n < pass.count; ++n) {
-      const V total = V::all(pass.total[n]);
-      for (int64_t i = 0; i < s.dim; i += kLanes) V::div(V::load(pass.out[n] + i), total).store(pass.out[n] + i);
-    }
+    begin<V>(s, row, kv_head, first, least(first + together, row.count), pass, queries);
+    for (int64_t position = pass.any.first / kTile * kTile; position < pass.any.last; position += kTile)
+      add_tile<V>(k, v, position, pass, panel);
+    finish<V>(s, pass);
   }
 }
 

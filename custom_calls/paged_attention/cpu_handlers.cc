@@ -45,7 +45,8 @@ std::string check_buffers(const Any& k, const Any& v, const Any& rows, Storage* 
   return "";
 }
 
-std::string check_row(const Place& at, int64_t b, int64_t tokens, int64_t page_size, int64_t pages) {
+// Pages count from the one that holds position start - back on; earlier ones aren't touched and may be anything.
+std::string check_row(const Place& at, int64_t b, int64_t tokens, int64_t page_size, int64_t pages, int64_t back) {
   const int64_t start = at.start.typed_data()[b], count = at.count.typed_data()[b], width = at.table.dimensions()[1];
   if (count < 0 || count > tokens) return message("row ", b, " has count ", count, ", must be 0 .. ", tokens);
   if (count == 0) return "";
@@ -54,7 +55,7 @@ std::string check_row(const Place& at, int64_t b, int64_t tokens, int64_t page_s
                    width * page_size - 1);
   const int64_t first = at.first_page.typed_data()[0];
   const int32_t* table = at.table.typed_data() + b * width;
-  for (int64_t p = 0; p * page_size < start + count; ++p) {
+  for (int64_t p = std::max<int64_t>(start - back, 0) / page_size; p * page_size < start + count; ++p) {
     if (table[p] < 0 || first + table[p] < 0 || first + table[p] >= pages)
       return message("row ", b, " has page ", table[p], " at place ", p, ", with first page ", first,
                      " it must lie in 0 .. ", pages - 1);
@@ -62,8 +63,8 @@ std::string check_row(const Place& at, int64_t b, int64_t tokens, int64_t page_s
   return "";
 }
 
-// Shapes and numbers of the tables, for a batch of [B, T, ...].
-std::string check_place(const Place& at, ffi::AnyBuffer::Dimensions rows, ffi::AnyBuffer::Dimensions cache) {
+// Shapes and numbers of the tables, for a batch of [B, T, ...] that touches positions from start - back on.
+std::string check_place(const Place& at, ffi::AnyBuffer::Dimensions rows, ffi::AnyBuffer::Dimensions cache, int64_t back) {
   const int64_t batch = rows[0];
   if (at.table.dimensions()[0] != batch)
     return message("the table is ", shape_text(at.table.dimensions()), ", must be [", batch, ", P]");
@@ -72,7 +73,7 @@ std::string check_place(const Place& at, ffi::AnyBuffer::Dimensions rows, ffi::A
       return message("start and count must be [", batch, "], one is ", shape_text(each->dimensions()));
   }
   for (int64_t b = 0; b < batch; ++b) {
-    if (std::string text = check_row(at, b, rows[1], cache[1], cache[0]); !text.empty()) return text;
+    if (std::string text = check_row(at, b, rows[1], cache[1], cache[0], back); !text.empty()) return text;
   }
   return "";
 }
@@ -151,7 +152,7 @@ ffi::Error Write(Any k_pages, Any v_pages, Any k, Any v, Table table, S32 start,
                    ", both must be [B, T, ", k_pages.dimensions()[2], ", D] of one type");
   if (new_k->untyped_data() != k_pages.untyped_data() || new_v->untyped_data() != v_pages.untyped_data())
     return invalid(kName, "the caches must be updated in place (input_output_aliases 0 to 0 and 1 to 1)");
-  if (std::string text = check_place(at, k.dimensions(), k_pages.dimensions()); !text.empty())
+  if (std::string text = check_place(at, k.dimensions(), k_pages.dimensions(), 0); !text.empty())
     return invalid(kName, text);
   write_all(at, k, type, k_pages, cache);
   write_all(at, v, type, v_pages, cache);
@@ -167,6 +168,7 @@ std::string check_heads(const Shape& s, const F32& out, ffi::AnyBuffer::Dimensio
     return message(s.heads, " query heads over ", s.kv_heads, " kv heads: must be 1 .. ", kMaxGroup, " for each");
   if (!(out.dimensions() == q)) return message("o is ", shape_text(out.dimensions()), ", must be ", shape_text(q));
   if (!(s.scale > 0.0f)) return message("scale is ", s.scale, ", must be above 0");
+  if (s.window < 0) return message("window is ", s.window, ", must be 0 or more");
   return "";
 }
 
@@ -179,7 +181,7 @@ void attend_all(ffi::ThreadPool& pool, const Place& at, const Any& q, const Any&
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t row = s.heads * s.dim;
     std::fill(out.typed_data() + (b * tokens + count[b]) * row, out.typed_data() + (b + 1) * tokens * row, 0.0f);
-    if (count[b] > 0) work += (start[b] + count[b]) * s.kv_heads * s.dim;
+    if (count[b] > 0) work += (start[b] + count[b] - first_seen(s, start[b])) * s.kv_heads * s.dim;
   }
   const Kernel body = kernel(cpu_isa());
   const int64_t items = batch * s.kv_heads;
@@ -201,16 +203,17 @@ void attend_all(ffi::ThreadPool& pool, const Place& at, const Any& q, const Any&
 }
 
 ffi::Error Attend(ffi::ThreadPool pool, Any q, Any k_pages, Any v_pages, Table table, S32 start, S32 count,
-                  Scalar first_page, ffi::Result<F32> out, float scale) {
+                  Scalar first_page, ffi::Result<F32> out, float scale, int64_t window, bool causal) {
   constexpr const char* kName = "attention rows: ";
   const Place at{table, start, count, first_page};
   Shape s{};
   if (std::string text = check_buffers(k_pages, v_pages, q, &s.cache, &s.query); !text.empty())
     return invalid(kName, text);
   const auto cache = k_pages.dimensions();
-  s.heads = q.dimensions()[2], s.kv_heads = cache[2], s.dim = cache[3], s.page_size = cache[1], s.scale = scale;
+  s.heads = q.dimensions()[2], s.kv_heads = cache[2], s.dim = cache[3], s.page_size = cache[1];
+  s.scale = scale, s.window = window, s.causal = causal;
   if (std::string text = check_heads(s, *out, q.dimensions()); !text.empty()) return invalid(kName, text);
-  if (std::string text = check_place(at, q.dimensions(), cache); !text.empty()) return invalid(kName, text);
+  if (std::string text = check_place(at, q.dimensions(), cache, s.window - 1); !text.empty()) return invalid(kName, text);
   attend_all(pool, at, q, k_pages, v_pages, s, *out);
   return ffi::Error::Success();
 }
@@ -238,10 +241,12 @@ XLA_FFI_DEFINE_HANDLER(kAttend, Attend,
                            .Arg<S32>()
                            .Arg<Scalar>()
                            .Ret<F32>()
-                           .Attr<float>("scale"));
+                           .Attr<float>("scale")
+                           .Attr<int64_t>("window")
+                           .Attr<bool>("causal"));
 
 const Registration kRegisterWrite("onecat_kv_write_rows_cpu_v1", "cpu", kWrite);
-const Registration kRegisterAttend("onecat_attend_rows_cpu_v1", "cpu", kAttend);
+const Registration kRegisterAttend("onecat_attend_rows_cpu_v2", "cpu", kAttend);
 
 }  // namespace
 }  // namespace onecat::paged_attention

@@ -1,12 +1,14 @@
 // What the CPU kernel of paged attention computes for one batch row and one kv head: all query heads that share it, all
 // new tokens.
 //
-// A query at position p sees keys 0 .. p. They are taken in tiles of 64 at absolute positions:
+// A query at position p sees keys up to p, or all of them when it isn't causal; with a window only those above p - window.
+// They are taken in tiles of 64 at absolute positions, from the first tile with a key that some query sees:
 //   logit = scale * (sum over D in 16 lanes over groups of 16 in ascending order, folded in halves)
 //   top', fade = e^(top - top'), p = e^(logit - top'), total = total * fade + p folded likewise,
 //   out = out * fade, then one fused multiply-add per key in ascending order; at last out / total.
 //
-// Keys beyond p take no part, so neither what lies there, nor other queries, nor blocking or threads change a bit.
+// Other keys take no part, so neither what lies there, nor other queries, nor blocking or threads change a bit; those that
+// no query sees aren't read, nor are their pages looked up.
 #pragma once
 #include <cstdint>
 
@@ -25,7 +27,14 @@ struct Shape {
   Storage query;  // float32, float16 or bfloat16
   Storage cache;
   float scale;
+  int64_t window;  // positions that a query may look back, its own included
+  bool causal;
 };
+
+// First position that a query sees.
+inline int64_t first_seen(const Shape& s, int64_t position) {
+  return position < s.window ? 0 : position - s.window + 1;
+}
 
 struct Row {
   const void* q;         // [T, H, D]

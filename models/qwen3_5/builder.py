@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from onecat_jax.models.qwen3_5.weights import (
     GDNStack,
     Loops,
     MLPStack,
+    MTPParams,
     Params,
     Segment,
 )
@@ -68,13 +69,13 @@ class _Rows(Sequence):
             return tensor
         return DenseTensor(exact_matrix(tensor).astype(np.float32))
 
-    def culprit(self) -> str:
+    def culprit(self, describe: Callable[[str], str]) -> str:
         """The first tensor that can't be packed by itself, and why; "" if all can."""
         for name in (name for names in self.names for name in names):
             try:
                 check_tensor(self._matrix(self.piece(name, self.rank)))
             except ValueError as error:
-                return f"{name}: {error}"
+                return f"{describe(name)}: {error}"
         return ""
 
 
@@ -135,7 +136,7 @@ class Builder:
             try:
                 return build_linear(layers, route=self.route, dtype=self.dtype, device=device)
             except ValueError as error:
-                found = layers.culprit() or f"{', '.join(rows[0])}: {error}"
+                found = layers.culprit(self.source.describe) or f"{', '.join(rows[0])}: {error}"
                 raise CheckpointError(f"the weights can't be packed: {found}") from error
 
         return self._split([name for row in rows for name in row], build)
@@ -155,8 +156,11 @@ class Builder:
         """Stacks norm weights as float32, whole on every rank."""
         return self._replicate([f"layers.{i}.{name}" for i in layers], np.stack)
 
+    def vector(self, name: str) -> Later[Array]:
+        return self._replicate([name], lambda rows: rows[0])
+
     def final_norm(self) -> Later[Array]:
-        return self._replicate(["norm.weight"], lambda rows: rows[0])
+        return self.vector("norm.weight")
 
     def _replicate(self, names: Sequence[str], join: Callable[..., np.ndarray]) -> Later[Array]:
         ranks = [rank for rank, _ in self.placement.local_ranks()]
@@ -247,6 +251,20 @@ class Builder:
 
         return segment
 
+    def mtp(self, source: TensorSource, config: ModelConfig) -> Later[MTPParams]:
+        """The MTP head, whose tensors and layers these are. Stored scales of a cache are those of the model's own layers."""
+        head = replace(self, source=source, config=config, cache_scales=None)
+        layers = range(config.num_hidden_layers)
+        return _all(
+            MTPParams,
+            embed_norm=head.vector("pre_fc_norm_embedding.weight"),
+            hidden_norm=head.vector("pre_fc_norm_hidden.weight"),
+            fc=head.vocabulary("fc.weight"),
+            attention=head.attention(layers),
+            mlp=head.mlp(layers),
+            norm=head.final_norm(),
+        )
+
     def params(self, plans: Sequence[SegmentPlan], loops: Loops) -> Later[Params]:
         segments = [self.segment(plan, loops) for plan in plans]
         embed = self.vocabulary("embed_tokens.weight")
@@ -258,7 +276,7 @@ class Builder:
         )
 
 
-def _all(cls: type[Tree], **fields: Callable[[], Any]) -> Later[Tree]:
+def _all(cls: Callable[..., Tree], **fields: Callable[[], Any]) -> Later[Tree]:
     """A stack, when all of its fields are there."""
     return lambda: cls(**{name: later() for name, later in fields.items()})
 

@@ -97,10 +97,15 @@ class ModelConfig:
         """Channels of the GDN convolution, C: query, key and value side by side."""
         return 2 * self.key_dim + self.value_dim
 
-    def cache_shape(self, *, pages: int, page_size: int, slots: int) -> CacheShape:
-        """Sizes of a state for this model (of one rank if this is `local`), page 0 and slot 0 included."""
+    def cache_shape(
+        self, *, pages: int, page_size: int, slots: int, mtp: bool = False
+    ) -> CacheShape:
+        """Sizes of a state for this model (of one rank if this is `local`), page 0 and slot 0 included.
+
+        With `mtp`, layers of the MTP head follow those of the model in the paged cache.
+        """
         return CacheShape(
-            attention_layers=self.num_full_layers,
+            attention_layers=self.num_full_layers + mtp * self.mtp_num_hidden_layers,
             pages=pages,
             page_size=page_size,
             kv_heads=self.num_key_value_heads,

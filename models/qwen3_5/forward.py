@@ -1,24 +1,31 @@
-"""The forward pass: tokens in, final hidden rows and the new state out. Pure; runs under jit, in loops and in shard_map."""
+"""The forward pass: tokens in, final hidden rows and the new state out. Pure; runs under jit, in loops and in shard_map.
+
+Speculative decoding verifies rows that may turn out not to belong to the sequence: then the recurrent states stay as they are,
+the rows' inputs are kept, and `commit_gdn` replays those that were accepted. Keys and values need no such care: what lies
+beyond a sequence's length is never read.
+"""
 
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from onecat_jax.custom_calls.gdn import GDNRows
+from onecat_jax.custom_calls import gdn
+from onecat_jax.custom_calls.gdn import GDNRows, KeptRows
 from onecat_jax.custom_calls.linear import Dense, Layer, linear, pick
 from onecat_jax.custom_calls.paged_attention import AttentionRows
-from onecat_jax.custom_calls.rows import LiveRows
+from onecat_jax.custom_calls.rows import LiveRows, put_row
 from onecat_jax.models.qwen3_5.attention import attention
 from onecat_jax.models.qwen3_5.config import LayerKind
-from onecat_jax.models.qwen3_5.gdn import gdn_mixer
+from onecat_jax.models.qwen3_5.gdn import gdn_mixer, gdn_verifier, weights_of
 from onecat_jax.models.qwen3_5.layers import mlp, rms_norm, rotary_angles
 from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import Params, Segment
 from onecat_jax.sharding import WHOLE, Shards
-from onecat_jax.state import CacheState
+from onecat_jax.state import CacheState, GDNCache
 
 
 @jax.tree_util.register_dataclass
@@ -34,11 +41,45 @@ class StepBatch:
 
 
 @dataclass(frozen=True)
+class Capture:
+    """What else a pass gives back. Static."""
+
+    taps: tuple[int, ...] = ()  # layers whose output (the residual stream after them) is wanted
+    rollback: bool = False  # leave GDN states alone and keep what a commit needs
+
+
+NOTHING = Capture()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Passed:
+    """What a pass gives back."""
+
+    hidden: Array  # [B, T, E] float32 after the final norm
+    state: CacheState
+    taps: Array | None  # [A, B, T, E] float32 in the order asked for
+    kept: KeptRows | None  # of all GDN layers
+
+
+@dataclass(frozen=True)
 class _Context:
     options: ForwardOptions
     batch: StepBatch
     rows: AttentionRows
     rotary: tuple[Array, Array]
+    capture: Capture
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Stream:
+    """What flows from layer to layer."""
+
+    x: Array  # [B, T, E] float32 residual
+    state: CacheState
+    taps: Array | None  # [A + 1, B, T, E]; the last place takes the layers that aren't tapped
+    kept: KeptRows | None
 
 
 def embed(weight: Dense, tokens: Array, real: Array, shards: Shards = WHOLE) -> Array:
@@ -54,37 +95,62 @@ def embed(weight: Dense, tokens: Array, real: Array, shards: Shards = WHOLE) -> 
 
 
 def _mix(
-    ctx: _Context, segment: Segment, kind: LayerKind, layer: Layer, x: Array, state: CacheState
-) -> tuple[Array, CacheState]:
+    ctx: _Context, segment: Segment, kind: LayerKind, layer: Layer, stream: _Stream
+) -> _Stream:
     """The mixer of one layer; `layer` counts layers of its kind in the segment."""
-    at = layer.number
     if kind == "linear_attention":
-        assert segment.gdn is not None, "a segment with GDN layers holds their weights"
-        slots = (segment.first_gdn + at) * state.gdn.slots + ctx.batch.slots
-        rows = GDNRows(slots, ctx.batch.start, ctx.batch.count, ctx.rows.live)
-        update, gdn = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, ctx.options)
-        return x + update, replace(state, gdn=gdn)
+        return _mix_gdn(ctx, segment, layer, stream)
     assert segment.attention is not None, "a segment with attention layers holds their weights"
-    cache_layer = segment.first_attention + at
+    cache_layer = segment.first_attention + layer.number
     update, kv = attention(
-        segment.attention, layer, x, state.kv, cache_layer, ctx.rows, ctx.rotary, ctx.options
+        segment.attention,
+        layer,
+        stream.x,
+        stream.state.kv,
+        cache_layer,
+        ctx.rows,
+        ctx.rotary,
+        ctx.options,
     )
-    return x + update, replace(state, kv=kv)
+    return replace(stream, x=stream.x + update, state=replace(stream.state, kv=kv))
 
 
-def _superblock(
-    ctx: _Context, segment: Segment, index: Array | int, x: Array, state: CacheState
-) -> tuple[Array, CacheState]:
+def _mix_gdn(ctx: _Context, segment: Segment, layer: Layer, stream: _Stream) -> _Stream:
+    assert segment.gdn is not None, "a segment with GDN layers holds their weights"
+    x, state, place = stream.x, stream.state, segment.first_gdn + layer.number
+    slots = place * state.gdn.slots + ctx.batch.slots
+    rows = GDNRows(slots, ctx.batch.start, ctx.batch.count, ctx.rows.live)
+    if stream.kept is not None:
+        update, kept = gdn_verifier(
+            segment.gdn, layer, x, state.gdn, rows, stream.kept, place, ctx.options
+        )
+        return replace(stream, x=x + update, kept=kept)
+    update, cache = gdn_mixer(segment.gdn, layer, x, state.gdn, rows, ctx.options)
+    return replace(stream, x=x + update, state=replace(state, gdn=cache))
+
+
+def _tap(ctx: _Context, layer: Array | int, stream: _Stream) -> _Stream:
+    """Keeps the residual after a layer of the model if it is tapped."""
+    taps = ctx.capture.taps
+    if stream.taps is None or (isinstance(layer, int) and layer not in taps):
+        return stream
+    places = np.full(ctx.options.config.num_hidden_layers, len(taps), np.int32)
+    places[list(taps)] = np.arange(len(taps))
+    place = int(places[layer]) if isinstance(layer, int) else jnp.asarray(places)[layer]
+    return replace(stream, taps=put_row(stream.taps, stream.x, place))
+
+
+def _superblock(ctx: _Context, segment: Segment, index: Array | int, stream: _Stream) -> _Stream:
     """Layers of one superblock in order; `index` counts superblocks of the segment."""
     pattern, seen = segment.pattern, {"linear_attention": 0, "full_attention": 0}
     first = 0
     for kind, run in groupby(pattern):
         length, each = len(list(run)), pattern.count(kind)
         layer, place = Layer(index, each, seen[kind]), Layer(index, len(pattern), first)
-        x, state = _run(ctx, segment, kind, length, layer, place, x, state)
+        stream = _run(ctx, segment, kind, length, layer, place, stream)
         seen[kind] += length
         first += length
-    return x, state
+    return stream
 
 
 def _run(
@@ -94,20 +160,21 @@ def _run(
     length: int,
     layer: Layer,
     place: Layer,
-    x: Array,
-    state: CacheState,
-) -> tuple[Array, CacheState]:
+    stream: _Stream,
+) -> _Stream:
     """`length` neighbours of one kind: the first is `layer` of its kind and `place` of all layers."""
 
-    def one(j: Array | int, carry: tuple[Array, CacheState]) -> tuple[Array, CacheState]:
-        x, state = _mix(ctx, segment, kind, _shifted(layer, j), *carry)
-        return x + mlp(segment.mlp, _shifted(place, j), x, ctx.options), state
+    def one(j: Array | int, stream: _Stream) -> _Stream:
+        at = _shifted(place, j)
+        stream = _mix(ctx, segment, kind, _shifted(layer, j), stream)
+        stream = replace(stream, x=stream.x + mlp(segment.mlp, at, stream.x, ctx.options))
+        return _tap(ctx, segment.first_layer + at.number, stream)
 
     if segment.loops == "layers" and length > 1:
-        return lax.fori_loop(0, length, one, (x, state))
+        return lax.fori_loop(0, length, one, stream)
     for j in range(length):
-        x, state = one(j, (x, state))
-    return x, state
+        stream = one(j, stream)
+    return stream
 
 
 def _shifted(layer: Layer, by: Array | int) -> Layer:
@@ -116,17 +183,15 @@ def _shifted(layer: Layer, by: Array | int) -> Layer:
     return Layer(layer.number + by)
 
 
-def _segment(
-    ctx: _Context, segment: Segment, x: Array, state: CacheState
-) -> tuple[Array, CacheState]:
-    def one(index: Array | int, carry: tuple[Array, CacheState]) -> tuple[Array, CacheState]:
-        return _superblock(ctx, segment, index, *carry)
+def _segment(ctx: _Context, segment: Segment, stream: _Stream) -> _Stream:
+    def one(index: Array | int, stream: _Stream) -> _Stream:
+        return _superblock(ctx, segment, index, stream)
 
     if segment.loops != "none":
-        return lax.fori_loop(0, segment.repeats, one, (x, state))
+        return lax.fori_loop(0, segment.repeats, one, stream)
     for index in range(segment.repeats):
-        x, state = one(index, (x, state))
-    return x, state
+        stream = one(index, stream)
+    return stream
 
 
 def forward(
@@ -143,16 +208,80 @@ def forward(
     Returns:
       hidden rows [B, T, E] float32 after the final norm, and the new state.
     """
+    passed = forward_with(params, state, batch, options, NOTHING)
+    return passed.hidden, passed.state
+
+
+def forward_with(
+    params: Params,
+    state: CacheState,
+    batch: StepBatch,
+    options: ForwardOptions,
+    capture: Capture,
+) -> Passed:
+    """`forward`, which also gives back what `capture` asks for. Arguments as there."""
     offset = jnp.arange(batch.tokens.shape[1], dtype=jnp.int32)
     real = offset < batch.count[:, None]
     config = options.config
     rotary = rotary_angles(batch.start[:, None] + offset, config.rotary_dim, config.rope_theta)
     rows = AttentionRows(batch.table, batch.start, batch.count, LiveRows.of(batch.count))
-    ctx = _Context(options, batch, rows, rotary)
+    ctx = _Context(options, batch, rows, rotary, capture)
     x = embed(params.embed, batch.tokens, real, options.shards)
+    stream = _Stream(x, state, _no_taps(x, capture), _nothing_kept(state, batch, capture))
     for segment in params.segments:
-        x, state = _segment(ctx, segment, x, state)
-    return rms_norm(x, params.norm, options.eps), state
+        stream = _segment(ctx, segment, stream)
+    hidden = rms_norm(stream.x, params.norm, options.eps)
+    taps = None if stream.taps is None else stream.taps[:-1]
+    return Passed(hidden, stream.state, taps, stream.kept)
+
+
+def _no_taps(x: Array, capture: Capture) -> Array | None:
+    return jnp.zeros((len(capture.taps) + 1, *x.shape), x.dtype) if capture.taps else None
+
+
+def _nothing_kept(state: CacheState, batch: StepBatch, capture: Capture) -> KeptRows | None:
+    if not capture.rollback:
+        return None
+    gdn = state.gdn
+    lead = (gdn.state.shape[0] // gdn.slots, *batch.tokens.shape)
+    qkv = jnp.zeros((*lead, gdn.window.shape[-1]), gdn.window.dtype)
+    return KeptRows(qkv, jnp.zeros((*lead, 2 * gdn.state.shape[1]), jnp.float32))
+
+
+def commit_gdn(
+    params: Params,
+    cache: GDNCache,
+    kept: KeptRows,
+    slots: Array,
+    start: Array,
+    count: Array,
+    options: ForwardOptions,
+) -> GDNCache:
+    """Replays the first rows of a pass with `rollback`: the states become those after `count` [B] rows.
+
+    Args:
+      params: device weights.
+      cache: as it was in that pass; donate it.
+      kept: what the pass kept.
+      slots, start: int32 [B] as in that pass.
+      count: int32 [B], 0 to the rows that the pass had; 0 leaves a slot alone.
+      options: static.
+    """
+    state, window = cache.state, cache.window
+    rows = GDNRows(slots, start, count, LiveRows.of(count))
+    for segment in params.segments:
+        if segment.gdn is not None:
+            state, window = gdn.commit(
+                kept,
+                state,
+                window,
+                rows,
+                weights_of(segment.gdn),
+                first_layer=segment.first_gdn,
+                slots=cache.slots,
+                policy=options.policy,
+            )
+    return GDNCache(state, window, cache.slots)
 
 
 def logits(params: Params, hidden: Array, options: ForwardOptions) -> Array:

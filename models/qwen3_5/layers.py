@@ -11,9 +11,14 @@ from onecat_jax.models.qwen3_5.weights import MLPStack
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Zero-centred RMSNorm over the last axis: float32 in, float32 out; weights are stored around 0."""
+    return normalised(x, eps) * (1.0 + weight)
+
+
+def normalised(x: Array, eps: float) -> Array:
+    """x over its root mean square along the last axis, float32."""
     x = x.astype(jnp.float32)
     total = lax.platform_dependent(x * x, cpu=_sum_by_halves, default=_sum)
-    return x * lax.rsqrt(total / x.shape[-1] + eps) * (1.0 + weight)
+    return x * lax.rsqrt(total / x.shape[-1] + eps)
 
 
 def _sum(x: Array) -> Array:

@@ -8,7 +8,10 @@ from onecat_jax.models.qwen3_5.weights import Params
 from onecat_jax.sharding import TP
 
 # Of the residual stream, which is the same on every rank, and of one head, whose weights all heads share.
-_REPLICATED = frozenset({"input_norm", "q_norm", "k_norm", "out_norm", "norm", "cache_scales"})
+_REPLICATED = frozenset({"input_norm", "q_norm", "k_norm", "out_norm", "norm", "cache_scales"}) | {
+    "embed_norm",
+    "hidden_norm",
+}
 
 
 def param_specs(params: Params) -> Params:

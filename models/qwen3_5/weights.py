@@ -79,6 +79,30 @@ class Segment:
     first_attention: int  # the same for attention layers
     loops: Loops
 
+    @property
+    def first_layer(self) -> int:
+        """Index of the segment's first layer in the model."""
+        return self.first_gdn + self.first_attention
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MTPParams:
+    """The multi-token-prediction head: full-attention layers of the family on [embedding | hidden]. Embedding and head are the
+    target's."""
+
+    embed_norm: Array  # [E] zero-centred
+    hidden_norm: Array  # [E] zero-centred
+    fc: Linear  # [E, 2*E] columns of the embedding, then of the hidden row; whole on every rank
+    attention: AttentionStack
+    mlp: MLPStack
+    norm: Array  # [E] zero-centred
+
+    @property
+    def layers(self) -> int:
+        """How many layers the head has; its steps use them in turn."""
+        return self.attention.input_norm.shape[0]
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -89,3 +113,4 @@ class Params:
     segments: tuple[Segment, ...]
     norm: Array  # [E] zero-centred
     head: Linear  # [V, E], L = 1; the embedding itself when tied
+    mtp: MTPParams | None = None  # built for speculative decoding alone

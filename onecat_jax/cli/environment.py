@@ -187,12 +187,11 @@ def _driver(ext: Any) -> Iterator[Row]:
 
 
 def _routes() -> Iterator[Row]:
-    """The route of a linear of each weight kind in the compute dtype of the default device."""
-    from onecat_jax.custom_calls.linear import LinearDescriptor, plan  # needs the extension
+    """The route of a linear of every weight kind in the compute dtype of the default device."""
+    from onecat_jax.custom_calls.linear import KINDS, LinearDescriptor, plan  # needs the extension
 
     dtype = EngineConfig().compute_dtype(jax.local_devices()[0].platform)
-    kinds: tuple[Literal["nvfp4", "dense"], ...] = ("nvfp4", "dense")
-    for kind in kinds:
+    for kind in KINDS:
         route = plan(LinearDescriptor(kind, 4096, 4096, dtype))
         slow = route.name == "plain" and bool(route.declined)
         advice = "it works, and is slow" if slow else ""

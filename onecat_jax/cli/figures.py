@@ -24,6 +24,7 @@ def figures(output: RequestOutput, stats: Mapping[str, Any]) -> dict[str, Any]:
         "acceptance_length": metrics.acceptance_length,
         "rounds": metrics.rounds,
         "compile_seconds": stats.get("compile_seconds"),
+        "speculation": stats.get("speculation"),
     }
 
 
@@ -32,11 +33,21 @@ def figures_line(values: Mapping[str, Any], finish_reason: str | None) -> str:
     parts = [f"{values['prompt_tokens']} prompt tokens", f"{values['tokens']} tokens"]
     if values["decode_tokens_per_second"] is not None:
         parts.append(f"{values['decode_tokens_per_second']:.1f} tok/s")
+    if (drafting := values.get("speculation")) and drafting["drafted_rounds"]:
+        parts.append(_drafting(values))
     parts.append(f"first token {values['ttft_seconds']:.2f} s")
     if values["compile_seconds"] is not None:
         parts.append(f"compile {values['compile_seconds']:.1f} s")
     parts.append(f"finish: {finish_reason}")
     return f"[{', '.join(parts)}]"
+
+
+def _drafting(values: Mapping[str, Any]) -> str:
+    """What drafts brought, and what the device loop took for a round of the width that ran most."""
+    figures = values["speculation"]
+    rounds = f"{values['acceptance_length']:.2f} tokens per round over {values['rounds']} rounds"
+    widest = list(figures["ms_per_round"].values())[-1]
+    return f"{rounds} of {widest:.1f} ms"
 
 
 def result_object(output: RequestOutput, stats: Mapping[str, Any]) -> dict[str, Any]:

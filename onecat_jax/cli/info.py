@@ -105,14 +105,15 @@ def _group_line(group: Mapping[str, Any]) -> str:
 
 
 def _v100_line(bound: Mapping[str, Any]) -> str:
-    count = "one GPU" if bound["ranks"] == 1 else f"{bound['ranks']} GPUs"
-    name = f"  V100 {bound['gib']} GB, {count}, float16: "
+    machine = "one GPU" if bound["ranks"] == 1 else f"{bound['ranks']} GPUs"
+    name = f"  V100 {bound['gib']} GB, {machine}, float16: "
     if bound["reason"]:
         return f"{name}no, {bound['reason']}"
     if not bound["max_model_len_one_request"]:
         return name + "the model doesn't fit"
-    each = f", {bound['max_num_seqs']} requests up to {bound['max_model_len_each']} tokens each"
-    return f"{name}one request up to {bound['max_model_len_one_request']} tokens{each}"
+    count, tokens = bound["max_num_seqs"], bound["max_model_len_each"]
+    each = f"{count} requests up to {tokens} tokens each" if tokens else f"no {count} at once"
+    return f"{name}one request up to {bound['max_model_len_one_request']} tokens, {each}"
 
 
 def _plan_lines(plan: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from onecat_jax.errors import CapacityError
 from onecat_jax.loading.cache_scales import find_cache_scales
 from onecat_jax.loading.cards import V100_MIB, pool_fraction, v100_bound
 from onecat_jax.loading.checkpoint import Checkpoint
+from onecat_jax.loading.draft_plan import DraftPlan
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.memory_plan import KV_STORAGE, PlanRequest
 from onecat_jax.loading.planning import plan_memory, plan_request
@@ -20,6 +21,7 @@ from onecat_jax.loading.sources import find_sources
 from onecat_jax.loading.weight_sizes import group_of
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.registry import resolve
+from onecat_jax.speculation.setup import open_draft, plan_draft
 
 _V100_RANKS = (1, 2, 4)
 
@@ -38,6 +40,8 @@ def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
     check_ranks(config, sources, engine.tensor_parallel_size)
     device = jax.local_devices()[0]
     request = plan_request(engine, config, device.platform)
+    draft = open_draft(engine.speculation, model, config)
+    extra = plan_draft(engine.speculation, draft, config, engine, device.platform)
     return {
         "model": model,
         "path": str(checkpoint.root),
@@ -54,7 +58,7 @@ def build_report(model: str, engine: EngineConfig) -> dict[str, Any]:
         "v100": _v100(config, sources, engine),
         "pool_fraction": pool_fraction(),
         "request": asdict(request),
-        "plan": _plan(engine, config, sources, device),
+        "plan": _plan(engine, config, sources, device, extra),
     }
 
 
@@ -131,10 +135,14 @@ def _v100(
 
 
 def _plan(
-    engine: EngineConfig, config: ModelConfig, sources: Mapping[str, Source], device: jax.Device
+    engine: EngineConfig,
+    config: ModelConfig,
+    sources: Mapping[str, Source],
+    device: jax.Device,
+    draft: DraftPlan,
 ) -> dict[str, Any]:
     try:
-        plan = plan_memory(engine, config, sources, [device])
+        plan = plan_memory(engine, config, sources, [device], draft)
     except CapacityError as refusal:
         return {"fits": False, "reason": str(refusal)}
     return {

@@ -1,12 +1,15 @@
 """Options that several commands share: the engine's and the sampling settings."""
 
 import argparse
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onecat_jax.config import EngineConfig
 from onecat_jax.sampling_params import MAX_LOGPROBS, SamplingParams
+from onecat_jax.speculation.config import without_meaning
 
 if TYPE_CHECKING:
     from onecat_jax.llm import LLM
@@ -15,7 +18,20 @@ if TYPE_CHECKING:
 # the wider programs that the same request gets elsewhere.
 _ROWS = 2
 MODEL_HELP = "folder, owner/name of the Hugging Face Hub, or tiny, the embedded model"
-_ENGINE: dict[str, tuple[type, str, str]] = {
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """A JSON object; an argparse error if it isn't one."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object such as {{...}}")
+    return value
+
+
+_ENGINE: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "dtype": (str, "TYPE", "compute dtype: auto, half, float16, float32, bfloat16"),
     "kv_cache_dtype": (str, "TYPE", "auto, float16, float32, fp8_e4m3, fp8_e5m2"),
     "max_model_len": (
@@ -28,6 +44,11 @@ _ENGINE: dict[str, tuple[type, str, str]] = {
     "block_size": (int, "N", "tokens per page of the KV cache"),
     "tensor_parallel_size": (int, "N", "devices that share the model; default 1"),
     "gpu_memory_utilization": (float, "X", "share of each device's memory to plan with"),
+    "speculative_config": (
+        _json_object,
+        "JSON",
+        'who drafts tokens ahead: \'{"method": "dflash", "model": FOLDER}\', \'{"method": "mtp"}\' or \'{"method": "ngram"}\'',
+    ),
 }
 _ONE_REQUEST = (
     "dtype",
@@ -35,6 +56,7 @@ _ONE_REQUEST = (
     "max_model_len",
     "tensor_parallel_size",
     "gpu_memory_utilization",
+    "speculative_config",
 )
 _SAMPLING = (
     "temperature",
@@ -190,6 +212,13 @@ def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> Sampl
     return replace(defaults, ignore_eos=args.ignore_eos, **given)
 
 
+def _name_ignored(speculative: Mapping[str, Any]) -> None:
+    """Says in one line which accepted keys mean nothing here."""
+    if ignored := without_meaning(speculative):
+        listed = ", ".join(ignored)
+        print(f"onecat: speculative_config: {listed} means nothing here", file=sys.stderr)
+
+
 def open_engine(args: argparse.Namespace) -> "LLM":
     """Loads the model, with progress on a terminal.
 
@@ -200,6 +229,8 @@ def open_engine(args: argparse.Namespace) -> "LLM":
     # JAX takes seconds to import; wrong arguments are refused before.
     EngineConfig.from_arguments(engine_arguments(args))
     sampling_params(args, SamplingParams())
+    if not args.quiet:
+        _name_ignored(args.speculative_config or {})
     from onecat_jax.cli.progress import terminal_progress
     from onecat_jax.llm import LLM
 

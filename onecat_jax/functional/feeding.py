@@ -16,9 +16,10 @@ from onecat_jax.functional.ranks import over_ranks, specs
 from onecat_jax.functional.sequences import State, pad_rows, padded_rows, tables
 from onecat_jax.functional.settings import Sampling
 from onecat_jax.models.qwen3_5 import Params, StepBatch
+from onecat_jax.speculation.params import EngineParams
 from onecat_jax.state import CacheState, TokenHistory
 from onecat_jax.state.history import PROMPT
-from onecat_jax.steps import feed
+from onecat_jax.steps import Chunk, feed
 
 _ROWS = 512  # rows of the matrix products of one chunk, about
 Carry = TypeVar("Carry")
@@ -166,8 +167,7 @@ def _feed(
     options, penalised = model.steps(1), pad(sampling.rows.penalised)
 
     def one(index: Array, caches: CacheState) -> CacheState:
-        batch = chunks.batch(index, slots, table)
-        prompt_length = batch.start + batch.count
-        return feed(params, caches, batch, prompt_length, penalised, options)[1]
+        chunk = Chunk(chunks.batch(index, slots, table), chunks.following(index), penalised)
+        return feed(EngineParams(params), caches, chunk, options)[1]
 
     return chunks.each(one, caches)

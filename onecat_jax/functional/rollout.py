@@ -23,8 +23,10 @@ from onecat_jax.functional.sequences import (
 from onecat_jax.functional.settings import Sampling
 from onecat_jax.functional.storage import check_length, kv_storage
 from onecat_jax.models.qwen3_5 import Params
-from onecat_jax.steps import LENGTH, RUNNING, STOPPED, UNHEALTHY, DecodeRows, Launch
-from onecat_jax.steps import decode as decode_steps
+from onecat_jax.speculation.launch import Launch, launch
+from onecat_jax.speculation.pace import NO_PACING, Pace
+from onecat_jax.speculation.params import EngineParams
+from onecat_jax.speculation.rounds import LENGTH, RUNNING, STOPPED, UNHEALTHY, RoundRows
 
 EMPTY, OVERFLOW = 4, 5  # beside the ends that decode steps know
 
@@ -190,22 +192,24 @@ def advance(
     status = jnp.where(ended >= 0, STOPPED, status)
     pad = partial(pad_rows, rows=padded_rows(state.caches))
     slots, table = tables(state.caches)
-    rows = DecodeRows(
+    rows = RoundRows(
         token=pad(state.last),
         position=pad(state.length - 1),
         budget=pad(budget),
         status=jnp.pad(status, (0, slots.shape[0] - state.batch), constant_values=STOPPED),
+        pace=Pace.start(jnp.zeros_like(slots), NO_PACING),
         slots=slots,
         table=table,
     )
     padded = partial(repeat_last_row, rows=slots.shape[0])
     settings = jax.tree.map(padded, sampling.after(state.prompt))
     steps, banned = jnp.asarray(count, jnp.int32), model.banned_mask()
-    caches, launch = decode_steps(
-        params, state.caches, rows, settings, banned, steps, model.steps(count), k=0
+    weights, options = EngineParams(params), model.steps(count)
+    caches, done = launch(
+        weights, state.caches, rows, settings, banned, steps, options, width=1, k=0
     )
-    out = _generated(launch, state.batch, ended)
-    last = jnp.where(out.lengths > 0, launch.rows.token[: state.batch], state.last)
+    out = _generated(done, state.batch, ended)
+    last = jnp.where(out.lengths > 0, done.rows.token[: state.batch], state.last)
     length = state.length + out.lengths
     return replace(state, caches=caches, length=length, last=last), out
 
@@ -216,12 +220,13 @@ def _ended(state: State) -> Array:
     return jnp.where(state.overflow, OVERFLOW, why)
 
 
-def _generated(launch: Launch, batch: int, ended: Array) -> Generated:
-    assert launch.scores is not None, "asked for with k=0"
-    tokens, logprobs = launch.tokens[:, :batch].T, launch.scores.logprob[:, :batch].T
+def _generated(done: Launch, batch: int, ended: Array) -> Generated:
+    rounds = done.rounds
+    assert rounds.scores is not None, "asked for with k=0"
+    tokens, logprobs = rounds.tokens[:, :batch, 0].T, rounds.scores.logprob[:, :batch, 0].T
     return Generated(
         tokens=tokens,
-        lengths=launch.count[:batch],
+        lengths=jnp.sum(rounds.count[:, :batch], axis=0, dtype=jnp.int32),
         logprobs=jnp.where(tokens >= 0, logprobs, 0.0),
-        status=jnp.where(ended >= 0, ended, launch.rows.status[:batch]),
+        status=jnp.where(ended >= 0, ended, done.rows.status[:batch]),
     )

@@ -14,8 +14,9 @@ from onecat_jax.functional.ranks import over_ranks
 from onecat_jax.functional.sequences import empty, pad_rows, padded_rows, tables
 from onecat_jax.functional.storage import check_length, kv_storage
 from onecat_jax.models.qwen3_5 import Params
+from onecat_jax.speculation.params import EngineParams
 from onecat_jax.state import CacheState
-from onecat_jax.steps import feed, score_rows
+from onecat_jax.steps import Chunk, feed, score_rows
 
 
 def logprobs(model: Model, params: Params, tokens: Any, lengths: Any) -> Array:
@@ -54,13 +55,14 @@ def _score(model: Model, params: Params, tokens: Array, lengths: Array) -> Array
     chunks = Chunks.of(fed, jnp.zeros_like(counts), counts)
     slots, table = tables(caches)
     options, nobody = model.steps(1), jnp.zeros((rows,), bool)
+    weights = EngineParams(params)
     found = jnp.zeros((rows, -(-width // chunks.size) * chunks.size), jnp.float32)
 
     def one(index: Array, carry: tuple[CacheState, Array]) -> tuple[CacheState, Array]:
         caches, found = carry
-        batch = chunks.batch(index, slots, table)
-        hidden, caches = feed(params, caches, batch, counts, nobody, options)
-        scores = score_rows(params, hidden, chunks.following(index), options, k=0)
+        chunk = Chunk(chunks.batch(index, slots, table), chunks.following(index), nobody)
+        hidden, caches = feed(weights, caches, chunk, options)
+        scores = score_rows(weights, hidden, chunk.next_tokens, options, k=0)
         return caches, lax.dynamic_update_slice(found, scores.logprob, (0, index * chunks.size))
 
     _, found = chunks.each(one, (caches, found))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from onecat_jax.functional.model import Model
-from onecat_jax.state import CacheState, GDNCache, PagedKV, TokenHistory
+from onecat_jax.state import CacheState, DraftState, GDNCache, PagedKV, TokenHistory
 
 PAGE = 16  # tokens
 
@@ -83,6 +83,7 @@ def taken(state: State, rows: Array, least_rows: int) -> State:
             _take(gdn.state, gdn.slots, slots), _take(gdn.window, gdn.slots, slots), number + 1
         ),
         TokenHistory(history.counts[slots]),
+        DraftState(),  # nobody drafts here
     )
     return State(
         moved,

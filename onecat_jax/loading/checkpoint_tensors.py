@@ -6,7 +6,7 @@ from itertools import islice
 
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
-from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.formats import Mismatch, Source, Stored
 from onecat_jax.loading.read_ahead import ReadAhead
 from onecat_jax.models.slices import HostTensor, check_cut, cut_of
 from onecat_jax.models.tensors import Piece, TensorKind
@@ -32,6 +32,10 @@ class CheckpointTensors:
 
     def nbytes(self, name: str) -> int:
         return sum(self.checkpoint.tensors[part].nbytes for part in self.sources[name].parts)
+
+    def describe(self, name: str) -> str:
+        stored = self.sources[name].weight
+        return str(Stored(stored, self.checkpoint.tensors[stored]))
 
     def expect(self, names: Sequence[str]) -> None:
         self._ahead.expect(names)
@@ -60,4 +64,5 @@ class CheckpointTensors:
         try:
             return source.read_part(self.checkpoint.array, cut)
         except Mismatch as mismatch:
-            raise CheckpointError(f"{self.checkpoint.root}: {mismatch}") from mismatch
+            problem = mismatch.within(self.checkpoint.tensors)
+            raise CheckpointError(f"{self.checkpoint.root}: {problem}") from mismatch

@@ -12,10 +12,14 @@ _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt"]
 
 
-def locate(model: str | Path) -> Path:
+def locate(model: str | Path, revision: str | None = None) -> Path:
     """The folder of a model: a path, the embedded "tiny", or owner/name on the Hugging Face Hub.
 
     Only a name of the form owner/name that is no local path reaches the network.
+
+    Args:
+      model: what the user named.
+      revision: branch, tag or commit of a name on the Hub.
 
     Raises:
       CheckpointError: nothing is there, or the download failed.
@@ -26,11 +30,18 @@ def locate(model: str | Path) -> Path:
     if os.path.exists(path):
         return path
     if isinstance(model, str) and _HUB_NAME.fullmatch(model):
-        return _download(model)
+        return _download(model, revision)
     raise CheckpointError(
         f"{model} doesn't exist; a folder with config.json and *.safetensors is needed, a name "
         f"owner/name of the Hugging Face Hub, or '{EMBEDDED}' for the embedded model"
     )
+
+
+def locate_draft(model: str | Path, revision: str | None = None) -> Path:
+    """The folder of a draft checkpoint, as `locate` finds that of a model; "tiny" is the embedded model's draft."""
+    if str(model) == EMBEDDED:
+        return embedded("dflash2")
+    return locate(model, revision)
 
 
 def embedded(part: str) -> Path:
@@ -45,11 +56,11 @@ def embedded(part: str) -> Path:
     return path
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, and most models are local
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except Exception as error:  # whatever fails in the client or its transport, the advice is one
         reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
         raise CheckpointError(

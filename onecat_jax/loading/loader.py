@@ -28,6 +28,6 @@ def host_tensors(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> dict[
         try:
             tensors[name] = source.read(checkpoint.array)
         except Mismatch as mismatch:
-            problems.append(str(mismatch))
+            problems.append(mismatch.within(checkpoint.tensors))
     refuse(checkpoint, "hold bad scales", problems)
     return tensors

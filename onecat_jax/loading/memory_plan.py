@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.errors import CapacityError
 from onecat_jax.loading.device_memory import DeviceMemory
+from onecat_jax.loading.draft_plan import NO_PLAN, DraftPlan
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.weight_sizes import (
     MTP,
@@ -45,6 +46,7 @@ class PlanRequest:
     mtp: bool = False  # whether the MTP head is placed on the device
     ranks: int = 1  # devices that share the model by tensor parallelism
     policy: Policy = Policy()  # which layouts weights are packed for
+    draft: DraftPlan = NO_PLAN  # what speculative decoding adds
 
     @property
     def pages_per_request(self) -> int:
@@ -86,8 +88,12 @@ class Requirements:
 
     def cache_shape(self, pages: int) -> CacheShape:
         """Sizes of one device's state with so many pages per layer, page 0 included."""
+        request = self.request
         return self.local.cache_shape(
-            pages=pages, page_size=self.request.block_size, slots=self.request.max_num_seqs + 1
+            pages=pages,
+            page_size=request.block_size,
+            slots=request.max_num_seqs + 1,
+            mtp=request.mtp,
         )
 
     @cached_property
@@ -101,9 +107,17 @@ class Requirements:
             "GDN state": state,
             "convolution window": window,
             "token history": shape.history_bytes,
+            **self._draft(),
             "largest temporary": self.slab + self._activations(),
             "headroom": HEADROOM,
         }
+
+    def _draft(self) -> dict[str, int]:
+        """Group -> bytes of a draft model and of what its drafter keeps."""
+        draft, request = self.request.draft, self.request
+        state = draft.state(request.max_model_len).nbytes(request.max_num_seqs + 1)
+        groups = {"draft model": draft.weights, "draft state": state}
+        return {name: size for name, size in groups.items() if size}
 
     def _activations(self) -> int:
         """Logits, and the few rows-by-width buffers that live at once in one layer."""
@@ -111,7 +125,17 @@ class Requirements:
         widest = max(2 * c.intermediate_size, c.conv_dim + c.value_dim)
         attention = 2 * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim
         row = 8 * c.hidden_size + 2 * r.compute_itemsize * max(widest, attention)
-        return 2 * 4 * r.max_num_seqs * c.vocab_size + r.max_num_batched_tokens * row
+        row += 4 * r.draft.taps * c.hidden_size
+        verified = r.max_num_seqs * r.draft.width
+        kept = 0 if r.draft.width == 1 else verified * self._kept_row()
+        logits = 2 * 4 * verified * c.vocab_size
+        return logits + kept + max(r.max_num_batched_tokens, verified) * row
+
+    def _kept_row(self) -> int:
+        """Bytes of a verified row that all GDN layers keep until it is committed."""
+        c = self.local
+        gates = 4 * 2 * c.linear_num_value_heads
+        return c.num_linear_layers * (c.conv_dim * self.request.compute_itemsize + gates)
 
     @property
     def page_bytes(self) -> int:

@@ -5,8 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import translate
 
-from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.names import spellings
+
+
+class PatternError(ValueError):
+    """A pattern that can't be one, and why."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Patterns:
 
     @staticmethod
     def of(patterns: Iterable[str]) -> "Patterns":
-        """Raises CheckpointError if a pattern is no valid regular expression."""
+        """Raises PatternError if a pattern is no valid regular expression."""
         listed = tuple(patterns)
         regular = [p for p in listed if p.startswith("re:")]
         globs = [p for p in listed if p not in regular and set(p) & set("*?[")]
@@ -54,10 +57,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))
     except re.error as error:
-        raise CheckpointError(
-            f"the quantisation record holds {pattern!r}, which is no valid regular expression: "
-            f"{error}"
-        ) from error
+        raise PatternError(f"{pattern!r}, which is no valid regular expression: {error}") from error
 
 
 def _parents(module: str) -> list[str]:

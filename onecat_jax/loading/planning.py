@@ -8,6 +8,7 @@ import jax
 from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.loading.device_memory import DeviceMemory, device_memory
+from onecat_jax.loading.draft_plan import NO_PLAN, DraftPlan
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.memory_plan import MemoryPlan, PlanRequest, fit, largest, requirements
 from onecat_jax.loading.ranks import check_ranks
@@ -19,6 +20,7 @@ def plan_memory(
     config: ModelConfig,
     sources: Mapping[str, Source],
     devices: Sequence[jax.Device],
+    draft: DraftPlan = NO_PLAN,
 ) -> MemoryPlan:
     """Plans a checkpoint on every device before a weight is read.
 
@@ -26,6 +28,7 @@ def plan_memory(
 
     Args:
       devices: those of the ranks, of which the fullest decides; fewer stand for others like them.
+      draft: what speculative decoding adds.
 
     Raises:
       EngineError: the model doesn't divide over tensor_parallel_size devices.
@@ -35,7 +38,7 @@ def plan_memory(
     check_ranks(config, sources, ranks)
     free = [device_memory(device, engine.gpu_memory_utilization, ranks) for device in devices]
     memory = min(free, key=lambda found: found.available)
-    request = plan_request(engine, config, devices[0].platform)
+    request = replace(plan_request(engine, config, devices[0].platform), draft=draft)
     if engine.max_model_len is None:
         request = replace(request, max_model_len=_longest(request, config, sources, memory))
     return fit(requirements(config, sources, request), memory)
@@ -60,6 +63,7 @@ def plan_request(
         kv_dtype=compute if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
         ranks=engine.tensor_parallel_size,
         policy=Policy(engine.backend, engine.strict, target),
+        mtp=engine.uses_mtp,
     )
 
 

@@ -1,16 +1,30 @@
 """Whether a checkpoint can be split over tensor-parallel ranks: one refusal for everything that doesn't divide."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from onecat_jax.errors import EngineError
 from onecat_jax.loading.formats import Source
-from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.slices import cuts_groups
 from onecat_jax.sharding import RULES
 from onecat_jax.sharding.rules import divides
 
 
-def check_ranks(config: ModelConfig, sources: Mapping[str, Source], ranks: int) -> None:
+class Geometry(Protocol):
+    """What is counted of a model."""
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Units of each logical axis."""
+        ...
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        ...
+
+
+def check_ranks(config: Geometry, sources: Mapping[str, Source], ranks: int) -> None:
     """Checks heads, features, ids, and the scale groups of quantised tensors that are split along K.
 
     Raises:
@@ -29,7 +43,7 @@ def check_ranks(config: ModelConfig, sources: Mapping[str, Source], ranks: int) 
     )
 
 
-def _problems(config: ModelConfig, sources: Mapping[str, Source], ranks: int) -> list[str]:
+def _problems(config: Geometry, sources: Mapping[str, Source], ranks: int) -> list[str]:
     units = config.units
     odd = [name for name in units if name in RULES.axes and not divides(name, units[name], ranks)]
     problems = []

@@ -36,7 +36,7 @@ def find_sources(checkpoint: Checkpoint, specs: TensorSpecs) -> dict[str, Source
         try:
             found[name] = _source(checkpoint, name, spec, parts, rules)
         except Mismatch as mismatch:
-            problems.append(str(mismatch))
+            problems.append(mismatch.within(checkpoint.tensors))
     problems += _unknown(checkpoint, index, specs, used)
     refuse(checkpoint, "don't fit the model", problems)
     return found

@@ -8,7 +8,7 @@ import numpy as np
 from onecat_jax.custom_calls.linear import DenseTensor, FP8Tensor
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.checkpoint import Checkpoint
-from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.formats import Mismatch, Source, Stored
 
 Finding = tuple[Literal["ok", "warn", "fail"], str]
 
@@ -33,7 +33,10 @@ def verify(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> Iterator[tu
     for name, source in sources.items():
         try:
             tensor = source.read(checkpoint.array)
-        except (Mismatch, CheckpointError) as error:
+        except Mismatch as mismatch:
+            yield name, ("fail", mismatch.within(checkpoint.tensors))
+            continue
+        except CheckpointError as error:
             yield name, ("fail", str(error))
             continue
         if isinstance(tensor, FP8Tensor):
@@ -51,8 +54,8 @@ def _fp8(checkpoint: Checkpoint, source: Source, tensor: FP8Tensor) -> Finding:
     bad = sum(int(((flat[at : at + _CHUNK] & 0x7F) == _E4M3_NAN).sum()) for at in starts)
     if not bad:
         return "ok", ""
-    file = checkpoint.tensors[source.weight].file.name
-    return "fail", f"{source.weight} ({file}) holds {bad} values that are NaN"
+    stored = Stored(source.weight, checkpoint.tensors[source.weight])
+    return "fail", f"{stored} holds {bad} values that are NaN"
 
 
 def _dense(checkpoint: Checkpoint, source: Source, weight: np.ndarray) -> Finding:
@@ -64,14 +67,12 @@ def _dense(checkpoint: Checkpoint, source: Source, weight: np.ndarray) -> Findin
         magnitude = flat[start : start + _CHUNK] & bits(mask)
         not_finite += int((magnitude >= infinite).sum())
         too_large += int((magnitude >= beyond).sum())
+    stored = Stored(source.weight, info)
     if not_finite:
-        return (
-            "fail",
-            f"{source.weight} ({info.file.name}) holds {not_finite} values that aren't finite",
-        )
+        return "fail", f"{stored} holds {not_finite} values that aren't finite"
     if too_large and source.spec.kind != "vector":
         return "warn", (
-            f"{source.weight} ({info.file.name}) holds {too_large} values beyond "
-            f"{_FLOAT16_MAX:.0f}, the largest float16; use float32 or bfloat16"
+            f"{stored} holds {too_large} values beyond {_FLOAT16_MAX:.0f}, the largest float16; "
+            "use float32 or bfloat16"
         )
     return "ok", ""

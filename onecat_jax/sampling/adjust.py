@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.sampling.counts import SlotCounts
+from onecat_jax.sampling.counts import TokenCounts
 from onecat_jax.sampling.penalties import apply_bias, apply_penalties
 from onecat_jax.sampling.state import SamplingState
 from onecat_jax.sampling.transforms import clean
@@ -23,14 +23,15 @@ def adjusted_logits(
     *,
     vocab_size: int,
     banned: Array | None = None,
-    history: SlotCounts | None = None,
+    allowed: Array | None = None,
+    history: TokenCounts | None = None,
     vocabulary: Vocabulary = ALL_IDS,
 ) -> Array:
     """Cleaned float32 logits [B, V] after penalties and biases, with every id at -inf that may not be picked.
 
     Args: as `draw.sample`.
     """
-    x = _allowed(logits, vocab_size, banned, vocabulary)
+    x = _possible(logits, vocab_size, banned, allowed, vocabulary)
     early = positions < state.min_position
     penalised = state.penalised if history is not None else jnp.zeros_like(early)
 
@@ -48,11 +49,19 @@ def _where_any(rows: Array, change: Callable[[Array], Array], x: Array) -> Array
     return lax.cond(jnp.any(rows), change, lambda unchanged: unchanged, x)
 
 
-def _allowed(logits: Array, vocab_size: int, banned: Array | None, vocabulary: Vocabulary) -> Array:
-    """Cleaned float32 logits [B, V] with padding and banned ids at -inf, where penalties and biases leave them."""
+def _possible(
+    logits: Array,
+    vocab_size: int,
+    banned: Array | None,
+    allowed: Array | None,
+    vocabulary: Vocabulary,
+) -> Array:
+    """Cleaned float32 logits [B, V] with ids that are out of the question at -inf, where penalties and biases leave them."""
     kept = vocabulary.ids(logits) < vocab_size
     if banned is not None:
         kept = kept & ~banned
+    if allowed is not None:
+        kept = kept & allowed
     return jnp.where(kept, clean(logits), -jnp.inf)
 
 

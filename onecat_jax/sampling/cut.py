@@ -63,6 +63,21 @@ def head_of(logits: Array, top_k: Array, top_p: Array, vocabulary: Vocabulary = 
     return Head(values, tokens, kept, resolved)
 
 
+def find_head(
+    logits: Array,
+    top_k: Array,
+    top_p: Array,
+    active: Array,
+    vocabulary: Vocabulary = ALL_IDS,
+) -> Head:
+    """The head of every row, or an empty one if no row is active."""
+    return lax.cond(
+        jnp.any(active),
+        lambda: head_of(logits, top_k, top_p, vocabulary),
+        lambda: empty_head(logits, vocabulary),
+    )
+
+
 def empty_head(logits: Array, vocabulary: Vocabulary = ALL_IDS) -> Head:
     """What `head_of` returns, with nothing looked at and nothing resolved."""
     batch, width = logits.shape[0], min(HEAD, vocabulary.size(logits))

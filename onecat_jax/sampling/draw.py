@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from onecat_jax.sampling.adjust import adjusted_logits
-from onecat_jax.sampling.counts import SlotCounts
-from onecat_jax.sampling.cut import Head, empty_head, finish_cut, head_of, needs_order
+from onecat_jax.sampling.counts import TokenCounts
+from onecat_jax.sampling.cut import Head, find_head, finish_cut, needs_order
 from onecat_jax.sampling.randomness import STREAM_TARGET, gumbel, gumbel_noise, token_words
 from onecat_jax.sampling.search import apply_cut
 from onecat_jax.sampling.state import SamplingState
@@ -30,19 +30,21 @@ def sample(
     *,
     vocab_size: int,
     banned: Array | None = None,
-    history: SlotCounts | None = None,
+    allowed: Array | None = None,
+    history: TokenCounts | None = None,
     shards: Shards = WHOLE,
     stream: int = STREAM_TARGET,
 ) -> Array:
     """Picks the next token of every row.
 
     Args:
-      logits: [B, V], any float type; computed in float32. Under tensor parallelism the rank's slice of V, as in `banned` and
-        `history`.
+      logits: [B, V], any float type; computed in float32. Under tensor parallelism the rank's slice of V, as in `banned`,
+        `allowed` and `history`.
       state: settings of the rows.
       positions: int32 [B], absolute position of the token being picked.
       vocab_size: ids from here on (of the whole vocabulary) are padding and never picked.
       banned: bool [V], True = never picked (a mask token, holes of the vocabulary).
+      allowed: bool [B, V], False = not picked by that row (a grammar).
       history: tokens so far; None = no row has penalties.
       shards: the ranks that share V.
       stream: random stream, see `randomness`.
@@ -57,6 +59,7 @@ def sample(
             positions,
             vocab_size=vocab_size,
             banned=banned,
+            allowed=allowed,
             history=history,
             vocabulary=vocabulary,
         )
@@ -81,24 +84,20 @@ def _draw(
 ) -> Array:
     """Tokens [B] of the drawn rows; the other rows hold any id."""
     active = needs_order(state.top_k, state.top_p, vocabulary.size(scaled)) & drawn
-    head = lax.cond(
-        jnp.any(active),
-        lambda: head_of(scaled, state.top_k, state.top_p, vocabulary),
-        lambda: empty_head(scaled, vocabulary),
-    )
+    head = find_head(scaled, state.top_k, state.top_p, active, vocabulary)
 
     def from_all() -> Array:
         cut = finish_cut(scaled, state.top_k, state.top_p, head, active, vocabulary)
-        return _pick(apply_cut(scaled, cut, vocabulary), state, positions, stream, vocabulary)
+        return pick(apply_cut(scaled, cut, vocabulary), state, positions, stream, vocabulary)
 
     def from_head() -> Array:
-        return _pick_head(head, state, positions, stream)
+        return pick_head(head, state, positions, stream)
 
     short = jnp.all((active & head.resolved) | ~drawn)
     return lax.cond(short, from_head, from_all)
 
 
-def _pick(
+def pick(
     scaled: Array, state: SamplingState, positions: Array, stream: int, vocabulary: Vocabulary
 ) -> Array:
     """Gumbel argmax over the vocabulary; equal scores go to the lower id."""
@@ -107,8 +106,8 @@ def _pick(
     return vocabulary.first_argmax(scaled + noise)[1]
 
 
-def _pick_head(head: Head, state: SamplingState, positions: Array, stream: int) -> Array:
-    """The same argmax over the kept tokens of the head alone."""
+def pick_head(head: Head, state: SamplingState, positions: Array, stream: int) -> Array:
+    """The same argmax over the kept tokens of the head alone: equal scores of finite values give equal tokens."""
     noise = gumbel(token_words(state.seed, positions, head.tokens, stream))
     rank = jnp.arange(head.values.shape[-1])
     scores = jnp.where(rank < head.kept[:, None], head.values + noise, -jnp.inf)

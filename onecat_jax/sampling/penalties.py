@@ -12,12 +12,12 @@ in this order, then x + bias. Greedy rows are no exception. Neutral values leave
 import jax.numpy as jnp
 from jax import Array
 
-from onecat_jax.sampling.counts import SlotCounts
+from onecat_jax.sampling.counts import TokenCounts
 from onecat_jax.sampling.state import SamplingState
 from onecat_jax.sampling.vocabulary import Vocabulary
 
 
-def apply_penalties(logits: Array, state: SamplingState, history: SlotCounts) -> Array:
+def apply_penalties(logits: Array, state: SamplingState, history: TokenCounts) -> Array:
     """Float32 logits [B, V] after the three penalties; history holds the same slice of the vocabulary."""
     generated, seen = history.rows()
     factor = jnp.where(seen, state.repetition_penalty[:, None], 1.0)

@@ -21,6 +21,7 @@ def _default_axes() -> Mapping[str, str]:
             "key_heads": TP,  # GDN
             "value_heads": TP,  # GDN
             "mlp": TP,  # feed-forward features
+            "context": TP,  # output rows of a draft's projection of target rows, which are gathered again
         }
     )  # "embed" and unnamed axes stay whole: the residual stream is the same on every rank
 

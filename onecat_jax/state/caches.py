@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
+from onecat_jax.state.drafts import NO_DRAFTS, DraftShape, DraftState
 from onecat_jax.state.history import TokenHistory
+from onecat_jax.state.pages import PagedKV
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,6 @@ class CacheShape:
         return 4 * self.slots * self.vocab
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["pages"])
-@dataclass(frozen=True)
-class PagedKV:
-    """Keys (after norm and rotary embedding) and values of all attention layers."""
-
-    k: Array  # [layers * X, S, J, D]
-    v: Array  # [layers * X, S, J, D]
-    pages: int  # X, pages per layer
-
-
 @partial(jax.tree_util.register_dataclass, data_fields=["state", "window"], meta_fields=["slots"])
 @dataclass(frozen=True)
 class GDNCache:
@@ -79,9 +71,16 @@ class CacheState:
     kv: PagedKV
     gdn: GDNCache
     history: TokenHistory
+    draft: DraftState
 
     @staticmethod
-    def zeros(shape: CacheShape, *, kv_dtype: jnp.dtype, window_dtype: jnp.dtype) -> "CacheState":
+    def zeros(
+        shape: CacheShape,
+        *,
+        kv_dtype: jnp.dtype,
+        window_dtype: jnp.dtype,
+        draft: DraftShape = NO_DRAFTS,
+    ) -> "CacheState":
         """An empty state. Layers of a kind that the model lacks give arrays of length zero."""
         kv = (shape.attention_layers * shape.pages, shape.page_size, shape.kv_heads, shape.head_dim)
         rows = shape.gdn_layers * shape.slots
@@ -91,6 +90,7 @@ class CacheState:
             PagedKV(jnp.zeros(kv, kv_dtype), jnp.zeros(kv, kv_dtype), shape.pages),
             GDNCache(jnp.zeros(state, jnp.float32), jnp.zeros(window, window_dtype), shape.slots),
             TokenHistory.zeros(shape.slots, shape.vocab),
+            draft.zeros(shape.slots),
         )
 
     def specs(self, axis: str) -> "CacheState":
@@ -100,4 +100,5 @@ class CacheState:
             PagedKV(heads, heads, self.kv.pages),  # type: ignore[arg-type]  # specs in the place of arrays
             GDNCache(P(None, axis), heads, self.gdn.slots),  # type: ignore[arg-type]
             TokenHistory(P(None, axis)),  # type: ignore[arg-type]
+            self.draft.specs(axis),
         )

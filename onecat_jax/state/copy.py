@@ -5,11 +5,12 @@ from dataclasses import replace
 from jax import Array, lax
 
 from onecat_jax.state.caches import CacheState
+from onecat_jax.state.drafts import DraftState
 from onecat_jax.state.history import TokenHistory
 
 
 def copy_slot(state: CacheState, pair: Array) -> CacheState:
-    """GDN states and windows of all layers and the token history of slot pair[0], put in slot pair[1] too, in place.
+    """What all layers, the token history and the drafter keep for slot pair[0], put in slot pair[1] too, in place.
 
     Args:
       state: donate it. Under tensor parallelism a rank copies its own pieces.
@@ -21,7 +22,25 @@ def copy_slot(state: CacheState, pair: Array) -> CacheState:
         state=_copy_rows(gdn.state, pair, gdn.slots),
         window=_copy_rows(gdn.window, pair, gdn.slots),
     )
-    return replace(state, gdn=gdn, history=TokenHistory(_copy_rows(counts, pair, counts.shape[0])))
+    history = TokenHistory(_copy_rows(counts, pair, counts.shape[0]))
+    return replace(state, gdn=gdn, history=history, draft=_copy_draft(state.draft, pair))
+
+
+def _copy_draft(draft: DraftState, pair: Array) -> DraftState:
+    def rows(x: Array | None) -> Array | None:
+        return None if x is None else _copy_rows(x, pair, x.shape[0])
+
+    draft = replace(draft, hidden=rows(draft.hidden), tokens=rows(draft.tokens))
+    if draft.window is None:
+        return draft
+    kv, ring = draft.window.kv, draft.window.ring
+    k, v = (_copy_rings(pages, pair, kv.pages, ring) for pages in (kv.k, kv.v))
+    return draft.with_window(replace(kv, k=k, v=v))
+
+
+def _copy_rings(pages: Array, pair: Array, per_layer: int, ring: int) -> Array:
+    rings = pages.reshape(-1, ring, *pages.shape[1:])
+    return _copy_rows(rings, pair, per_layer // ring).reshape(pages.shape)
 
 
 def _copy_rows(flat: Array, pair: Array, per_layer: int) -> Array:

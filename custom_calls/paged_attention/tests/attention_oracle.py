@@ -1,6 +1,7 @@
-"""Causal attention in float64 numpy, query by query, and random paged caches; shares no code with the package."""
+"""Attention in float64 numpy, query by query, and random paged caches; shares no code with the package."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +23,27 @@ TYPES = {
 }
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, start: int, scale: float) -> np.ndarray:
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    causal: bool = True,
+) -> np.ndarray:
     """q [T, H, D] at positions from start on, k and v [N, J, D] of positions 0 .. N - 1 -> [T, H, D]."""
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(a.astype(np.float64), group, axis=1) for a in (k, v))
-    out = np.empty(q.shape)
+    out = np.zeros(q.shape)
     for t, row in enumerate(q.astype(np.float64)):
-        seen = start + t + 1
-        logits = np.einsum("hd,nhd->hn", row, k[:seen]) * scale
+        last = start + t + 1 if causal else len(k)
+        first = 0 if window is None else max(start + t + 1 - window, 0)
+        if last <= first:
+            continue
+        logits = np.einsum("hd,nhd->hn", row, k[first:last]) * scale
         p = np.exp(logits - logits.max(-1, keepdims=True))
-        out[t] = np.einsum("hn,nhd->hd", p / p.sum(-1, keepdims=True), v[:seen])
+        out[t] = np.einsum("hn,nhd->hd", p / p.sum(-1, keepdims=True), v[first:last])
     return out
 
 
@@ -54,6 +66,17 @@ class Batch:
         arrays = {name: getattr(self, name)[order] for name in ("q", "table", "start", "count")}
         lists = {name: [getattr(self, name)[b] for b in order] for name in ("keys", "values")}
         return replace(self, **arrays, **lists)
+
+    def forgotten(self, window: int, page_id: int) -> "Batch":
+        """With NaN at every position that no row of a window sees, and page_id in place of pages that hold nothing else."""
+        k_pages, v_pages, table = self.k_pages.copy(), self.v_pages.copy(), self.table.copy()
+        size = k_pages.shape[1]
+        for b, start in enumerate(self.start):
+            at = np.arange(max(int(start) - window + 1, 0))
+            for flat in (k_pages, v_pages):
+                flat[self.first + table[b, at // size], at % size] = np.nan
+            table[b, : len(at) // size] = page_id
+        return replace(self, k_pages=k_pages, v_pages=v_pages, table=table)
 
 
 def random_batch(
@@ -101,16 +124,32 @@ def random_batch(
     )
 
 
+def repaged(x: Batch, page: int) -> Batch:
+    """The same sequences in pages of another size, in ascending order behind each other."""
+    per_row = [-(-len(k) // page) for k in x.keys]
+    starts = np.cumsum([0, *per_row])
+    table = np.full((len(per_row), max(per_row)), -1, np.int32)
+    caches = []
+    for own in (x.keys, x.values):
+        flat = np.full((starts[-1], page, *own[0].shape[1:]), np.nan, own[0].dtype)
+        for b, rows in enumerate(own):
+            table[b, : per_row[b]] = np.arange(per_row[b]) + starts[b]
+            at = np.arange(len(rows))
+            flat[table[b, at // page], at % page] = rows
+        caches.append(flat)
+    return replace(x, k_pages=caches[0], v_pages=caches[1], table=table, first=0)
+
+
 def rows_of(table, start, count) -> AttentionRows:
     return AttentionRows(table, start, count, LiveRows.of(count))
 
 
-_ATTEND = jax.jit(
-    lambda q, k, v, table, start, count, first, policy: attend(
-        q, k, v, rows_of(table, start, count), first, scale=q.shape[-1] ** -0.5, policy=policy
-    ),
-    static_argnames="policy",
-)
+@partial(jax.jit, static_argnames=("window", "causal", "policy"))
+def _attend(q, k, v, table, start, count, first, *, window, causal, policy):
+    rows, scale = rows_of(table, start, count), q.shape[-1] ** -0.5
+    return attend(q, k, v, rows, first, scale=scale, window=window, causal=causal, policy=policy)
+
+
 _WRITE = jax.jit(
     lambda k_pages, v_pages, k, v, table, start, count, first, policy: write_tokens(
         k_pages, v_pages, k, v, rows_of(table, start, count), first, policy=policy
@@ -119,9 +158,12 @@ _WRITE = jax.jit(
 )
 
 
-def run(x: Batch, policy: Policy = CPU) -> np.ndarray:
+def run(
+    x: Batch, policy: Policy = CPU, *, window: int | None = None, causal: bool = True
+) -> np.ndarray:
     where = (jnp.asarray(x.table), jnp.asarray(x.start), jnp.asarray(x.count), jnp.int32(x.first))
-    return np.asarray(_ATTEND(jnp.asarray(x.q), x.k_pages, x.v_pages, *where, policy=policy))
+    how = {"window": window, "causal": causal, "policy": policy}
+    return np.asarray(_attend(jnp.asarray(x.q), x.k_pages, x.v_pages, *where, **how))
 
 
 def write(

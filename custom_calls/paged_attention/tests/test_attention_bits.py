@@ -9,7 +9,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from attention_oracle import TYPES, Batch, random_batch, run
+from attention_oracle import TYPES, random_batch, repaged, run
 
 from onecat_jax import _ext
 
@@ -60,22 +60,6 @@ def test_page_numbers_page_size_and_table_width_change_no_bit():
     assert np.array_equal(run(x), run(moved))
 
 
-def repaged(x: Batch, page: int) -> Batch:
-    """The same sequences in pages of another size, in ascending order behind each other."""
-    per_row = [-(-len(k) // page) for k in x.keys]
-    starts = np.cumsum([0, *per_row])
-    table = np.full((len(per_row), max(per_row)), -1, np.int32)
-    caches = []
-    for own in (x.keys, x.values):
-        flat = np.full((starts[-1], page, *own[0].shape[1:]), np.nan, own[0].dtype)
-        for b, rows in enumerate(own):
-            table[b, : per_row[b]] = np.arange(per_row[b]) + starts[b]
-            at = np.arange(len(rows))
-            flat[table[b, at // page], at % page] = rows
-        caches.append(flat)
-    return replace(x, k_pages=caches[0], v_pages=caches[1], table=table, first=0)
-
-
 @pytest.mark.parametrize("cache", list(TYPES))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_instruction_set_gives_the_same_bits(cache, dtype):
@@ -85,18 +69,19 @@ def test_every_instruction_set_gives_the_same_bits(cache, dtype):
         results = {}
         for isa in ISAS[: ISAS.index(best) + 1]:
             _ext.force_cpu_isa(isa)
-            results[isa] = run(x)
+            results[isa] = [run(x), run(x, window=37), run(x, window=65, causal=False)]
     finally:
         _ext.force_cpu_isa("")
     for isa, found in results.items():
-        assert np.array_equal(found, results["generic"]), isa
+        for ours, generic in zip(found, results["generic"], strict=True):
+            assert np.array_equal(ours, generic), isa
 
 
 def digest() -> str:
-    """Of a result large enough to be split over threads."""
-    return hashlib.sha256(
-        run(random_batch([600, 513, 900], dim=128, heads=(8, 4))).tobytes()
-    ).hexdigest()
+    """Of results large enough to be split over threads."""
+    x = random_batch([600, 513, 900], dim=128, heads=(8, 4), width=3)
+    found = [run(x), run(x, window=500, causal=False)]
+    return hashlib.sha256(b"".join(a.tobytes() for a in found)).hexdigest()
 
 
 _ONE_CORE = """

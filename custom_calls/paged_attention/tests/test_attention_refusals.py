@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from attention_oracle import random_batch, run, write
+from attention_oracle import PLAIN, random_batch, run, write
 
 from onecat_jax.custom_calls.dispatch import Policy, Target, reset_routes, routes
 from onecat_jax.custom_calls.paged_attention import AttentionDescriptor, plan
@@ -36,7 +36,7 @@ def bad(name: str):
         return replace(x, count=x.count + 1), r"row 0 has count 2, must be 0 \.\. 1"
     return replace(
         x, first=300
-    ), r"row 0 has page \d+ at place 0, with first page 300 it must lie in 0 \.\. 13"
+    ), r"row 0 has page \d+ at place [01], with first page 300 it must lie in 0 \.\. 13"
 
 
 NAMES = ("page too large", "negative page", "too long", "negative start", "count", "first page")
@@ -51,6 +51,23 @@ def test_bad_numbers_are_refused_by_both_handlers(name):
     new = np.zeros((2, 1, 2, 64), np.float32)
     with pytest.raises(Exception, match="key/value rows: " + message):
         write(x, new, new)
+
+
+@on_cpu
+def test_only_pages_that_a_call_touches_are_checked():
+    x = random_batch([20, 40], spare=0)
+    new = np.zeros((2, 1, 2, 64), np.float32)
+    x.table[:, 0] = -1
+    assert np.isfinite(run(x, window=4)).all()
+    assert np.array_equal(write(x, new, new)[0][x.first + x.table[1, 2], 7], new[1, 0])
+    with pytest.raises(Exception, match="row 0 has page -1 at place 0"):
+        run(x, window=5)
+
+
+@pytest.mark.parametrize("policy", [None, PLAIN], ids=["auto", "plain"])
+def test_a_negative_window_is_refused(policy):
+    with pytest.raises(EngineError, match="the attention window is -1, it must be 0 or more"):
+        run(random_batch([20]), policy or Policy(), window=-1)
 
 
 @on_cpu

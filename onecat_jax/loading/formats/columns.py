@@ -81,8 +81,8 @@ class ColumnSource(INT4Source, abc.ABC):
         last = unpack_columns(np.ascontiguousarray(words[:, -1:]), self.places)
         if bad := int(np.count_nonzero(last[:, n % CODES :])):
             raise Mismatch(
-                f"{self.weight} holds {CODES * words.shape[1]} columns where {n} are needed, and {bad} codes of the rest "
-                "aren't zero"
+                f"holds {CODES * words.shape[1]} columns where {n} are needed, and {bad} codes of the rest aren't zero",
+                self.weight,
             )
 
 

@@ -75,8 +75,9 @@ class FP8Source(Source):
         good = np.isfinite(scales) & (scales > 0)
         if not good.all():
             raise Mismatch(
-                f"{self.scale} holds {int((~good).sum())} of {scales.size} scales that aren't finite and above zero, the first "
-                f"is {scales[~good][0]}"
+                f"holds {int((~good).sum())} of {scales.size} scales that aren't finite and above zero, the first is "
+                f"{scales[~good][0]}",
+                self.scale,
             )
         return FP8Tensor(arrays(self.weight).view(np.uint8), scales)
 

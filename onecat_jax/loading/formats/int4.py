@@ -82,7 +82,7 @@ def group_size(checks: Checks, k: int, groups: int) -> int:
 def checked_scales(name: str, scales: np.ndarray) -> np.ndarray:
     """Raises Mismatch unless all are finite."""
     if bad := int((~np.isfinite(scales)).sum()):
-        raise Mismatch(f"{name} holds {bad} of {scales.size} scales that aren't finite")
+        raise Mismatch(f"holds {bad} of {scales.size} scales that aren't finite", name)
     return scales
 
 

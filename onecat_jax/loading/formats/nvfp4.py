@@ -60,17 +60,18 @@ class NVFP4Source(Source):
         padding = _rows_of(whole, n, rows)
         if bad := int(np.count_nonzero(exact_matrix(padding))):
             raise Mismatch(
-                f"{self.weight} has {rows} rows where {n} are needed, and {bad} values of the rest aren't zero"
+                f"has {rows} rows where {n} are needed, and {bad} values of the rest aren't zero",
+                self.weight,
             )
         return _rows_of(whole, 0, n)
 
     def _multiplier(self, arrays: Arrays) -> np.float32:
         stored = np.float32(arrays(self.global_scale).reshape(()))
         if not (np.isfinite(stored) and stored > 0):
-            raise Mismatch(f"{self.global_scale} is {stored}; a finite number above zero is needed")
+            raise Mismatch(f"is {stored}; a finite number above zero is needed", self.global_scale)
         multiplier = multiplier_of_divisor(stored) if self.divides else stored
         if not (np.isfinite(multiplier) and multiplier > 0):
-            raise Mismatch(f"{self.global_scale} is {stored}, whose inverse isn't a finite float32")
+            raise Mismatch(f"is {stored}, whose inverse isn't a finite float32", self.global_scale)
         return multiplier
 
 
@@ -107,8 +108,9 @@ def check_block_scales(name: str, scales: np.ndarray) -> None:
         row, block = np.argwhere(bad)[0]
         kind = "NaN" if scales[row, block] & _NAN == _NAN else "negative"
         raise Mismatch(
-            f"{name} holds {int(bad.sum())} block scales that are NaN or negative, the first is "
-            f"{kind} (0x{scales[row, block]:02x}) at row {row}, block {block}"
+            f"holds {int(bad.sum())} block scales that are NaN or negative, the first is {kind} "
+            f"(0x{scales[row, block]:02x}) at row {row}, block {block}",
+            name,
         )
 
 

@@ -55,7 +55,7 @@ class PackedSource(INT4Source):
         stored = tuple(int(size) for size in arrays(self.shape)) if self.shape else self.spec.shape
         if stored != self.spec.shape:
             raise Mismatch(
-                f"{self.shape} is {list(stored)}, the model needs {list(self.spec.shape)}"
+                f"is {list(stored)}, the model needs {list(self.spec.shape)}", self.shape
             )
         if not self.index or self._order(arrays) is not None:
             return self
@@ -74,8 +74,9 @@ class PackedSource(INT4Source):
         sizes = np.bincount(index, minlength=groups) if index.min() >= 0 else np.zeros(0, np.int64)
         if len(sizes) != groups or (sizes != self.group).any():
             raise Mismatch(
-                f"{self.index} must name each of {groups} groups {self.group} times; it holds {len(np.unique(index))} numbers "
-                f"from {index.min()} to {index.max()}"
+                f"must name each of {groups} groups {self.group} times; it holds {len(np.unique(index))} numbers from "
+                f"{index.min()} to {index.max()}",
+                self.index,
             )
         order = np.argsort(index, kind="stable").astype(np.int32)
         return None if (order == np.arange(len(order))).all() else order

@@ -25,13 +25,6 @@ _WEIGHT_SUFFIXES = (
 Shape = tuple[int, ...]
 
 
-class Mismatch(Exception):
-    """Why stored tensors don't make up what a spec needs.
-
-    Collected by the caller, several to one error.
-    """
-
-
 @dataclass(frozen=True)
 class Stored:
     """One stored tensor of a module."""
@@ -41,6 +34,27 @@ class Stored:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.info.file.name}, {self.info.dtype} {list(self.info.shape)})"
+
+
+class Mismatch(Exception):
+    """Why stored tensors don't make up what a spec needs.
+
+    Collected by the caller, several to one error.
+
+    Args:
+      problem: a clause that names the tensor, or whose subject is `name`.
+      name: stored name of the tensor whose values are wrong: who reads values doesn't know its file and dtype.
+    """
+
+    def __init__(self, problem: str, name: str = "") -> None:
+        super().__init__(f"{name} {problem}".strip())
+        self._problem, self._name = problem, name
+
+    def within(self, tensors: Mapping[str, TensorInfo]) -> str:
+        """The text, with file, dtype and shape of the tensor that it is about."""
+        if self._name not in tensors:
+            return str(self)
+        return f"{Stored(self._name, tensors[self._name])} {self._problem}"
 
 
 Parts = Mapping[str, Stored]

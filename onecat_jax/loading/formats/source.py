@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from onecat_jax.custom_calls.linear.weights import GROUP
 from onecat_jax.models.pieces import Cut, Grain, HostTensor, take
 from onecat_jax.models.spec import TensorSpec
 
@@ -36,7 +37,7 @@ class Storage:
         words = [self.format]
         if self.scales:
             words.append(f"per {self.scales}")
-        if self.group and self.format != "nvfp4":
+        if self.group and (self.format, self.group) != ("nvfp4", GROUP):  # which needs no saying
             words.append(f"in groups of {self.group}")
         if self.zeros:
             words.append("with zero points")

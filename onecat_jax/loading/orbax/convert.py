@@ -149,7 +149,8 @@ def _write(
         try:
             return sources[name].read(checkpoint.array)
         except Mismatch as mismatch:
-            raise CheckpointError(f"{checkpoint.root}: {mismatch}") from mismatch
+            problem = mismatch.within(checkpoint.tensors)
+            raise CheckpointError(f"{checkpoint.root}: {problem}") from mismatch
 
     def read(name: str, array: CanonicalArray) -> np.ndarray:
         return values_of(array, tensor(name), sources[name].spec)

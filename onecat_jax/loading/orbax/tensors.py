@@ -11,7 +11,7 @@ import numpy as np
 from onecat_jax.custom_calls.linear import DenseTensor, NVFP4Tensor
 from onecat_jax.errors import CheckpointError
 from onecat_jax.loading.dtypes import DTYPES
-from onecat_jax.loading.formats import Mismatch, Source
+from onecat_jax.loading.formats import Mismatch, Source, Stored
 from onecat_jax.loading.formats.nvfp4 import check_block_scales
 from onecat_jax.loading.orbax.canonical import CanonicalArray, arrays_of, tensor_of
 from onecat_jax.loading.orbax.checkpoint import OrbaxCheckpoint
@@ -50,6 +50,10 @@ class OrbaxTensors:
 
     def nbytes(self, name: str) -> int:
         return sum(array.nbytes for array in self.arrays[name] if array.axes)
+
+    def describe(self, name: str) -> str:
+        stored = self.sources[name].weight
+        return str(Stored(stored, self.checkpoint.tensors[stored]))
 
     def expect(self, names: Sequence[str]) -> None:
         """Nothing: a site reads ahead by itself."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from onecat_jax.errors import CheckpointError
+from onecat_jax.loading.patterns import PatternError
 from onecat_jax.loading.quantization.compressed import compressed
 from onecat_jax.loading.quantization.modelopt import modelopt
 from onecat_jax.loading.quantization.others import awq, fp8
@@ -37,4 +38,7 @@ def read_rules(record: Mapping[str, Any] | None, file: str) -> Rules:
         raise CheckpointError(
             f"{file}: quant_method is {method!r}, which isn't implemented; implemented are {', '.join(_READERS)}"
         )
-    return _READERS[method](record, file)
+    try:
+        return _READERS[method](record, file)
+    except PatternError as error:
+        raise CheckpointError(f"{file}: the quantisation record holds {error}") from error

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafters, rounds, adaptation."""

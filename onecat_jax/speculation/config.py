@@ -1,0 +1,165 @@
+"""`speculative_config`: the keys of vLLM's, checked once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from onecat_jax.errors import EngineError
+
+Method = Literal["dflash", "mtp", "ngram"]
+METHODS = ("dflash", "mtp", "ngram")
+_ALIASES = {
+    "dflash2": "dflash",
+    "qwen3_5_mtp": "mtp",
+    "qwen3_next_mtp": "mtp",
+    "lookup": "ngram",
+    "[ngram]": "ngram",
+}
+MAX_DRAFTS = 15  # rounds of up to 16 rows take the operators of decode rows
+_DEFAULT_DRAFTS = {"mtp": 3, "ngram": 7}
+_KV_DTYPES = ("auto", "float32", "float16", "fp8_e4m3", "fp8_e5m2")
+_SAMPLE_METHODS = ("probabilistic", "greedy")
+_NO_MEANING = ("attention_backend", "enforce_eager", "draft_tensor_parallel_size")
+_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Who drafts, and how much.
+
+    Attributes:
+      method: "dflash" (a draft checkpoint of DFlash or DFlash2), "mtp" (the checkpoint's own head) or "ngram" (lookup in the
+        text so far).
+      model: folder or Hub name of the draft; needed by dflash, except for the embedded model, which has one.
+      revision: of a Hub name.
+      num_speculative_tokens: drafts per round; None takes what the draft checkpoint was made for, 3 for mtp, 7 for ngram.
+      kv_cache_dtype: storage of a draft model's keys and values, whatever the target's is; auto is the compute dtype.
+      draft_sample_method: "probabilistic" draws drafts from their distribution where a request samples; "greedy" always takes
+        the likeliest.
+      prompt_lookup_min, prompt_lookup_max: tokens that must match before something is copied, and as many as are compared.
+      adaptive_lookup: around dflash: copy from the text so far where it repeats, in rounds of up to 15 drafts while that lasts.
+      min_acceptance_length: a request whose rounds bring fewer tokens than this in the mean drafts nothing for a while; 0: off.
+
+    Raises:
+      EngineError: a key or value that isn't known, with what is.
+    """
+
+    method: Method
+    model: str | None = None
+    revision: str | None = None
+    num_speculative_tokens: int | None = None
+    kv_cache_dtype: str = "auto"
+    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    adaptive_lookup: bool = False
+    min_acceptance_length: float = 1.2
+
+    def __post_init__(self) -> None:
+        _member("method", self.method, METHODS)
+        _member("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
+        _member("draft_sample_method", self.draft_sample_method, _SAMPLE_METHODS)
+        for name in ("model", "revision"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise _bad(name, value, "a text is needed")
+        _whole("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
+        for name in _LOOKUP:
+            _whole(name, getattr(self, name), 1, 64)
+        if not isinstance(self.adaptive_lookup, bool):
+            raise _bad("adaptive_lookup", self.adaptive_lookup, "true or false is needed")
+        self._check_length()
+        self._check_method()
+
+    def _check_length(self) -> None:
+        value: Any = self.min_acceptance_length
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 16:
+            raise _bad("min_acceptance_length", value, "a number from 0 to 16 is needed")
+
+    def _check_method(self) -> None:
+        """Keys that only other methods know."""
+        wrong = []
+        if self.method != "dflash":
+            wrong += [n for n in ("model", "revision", "adaptive_lookup") if getattr(self, n)]
+        if self.method != "ngram":
+            wrong += [n for n in _LOOKUP if getattr(self, n) is not None]
+        if wrong:
+            raise EngineError(
+                f"speculative_config: {wrong[0]} has no meaning for method {self.method!r}; leave it out."
+            )
+        if self.least_match > self.most_match:
+            raise EngineError(
+                f"speculative_config: prompt_lookup_min is {self.least_match}, prompt_lookup_max {self.most_match}; "
+                "the first must not be larger."
+            )
+
+    @property
+    def least_match(self) -> int:
+        """Tokens that must match before something is copied."""
+        return self.prompt_lookup_min or self.prompt_lookup_max or 5
+
+    @property
+    def most_match(self) -> int:
+        """Tokens that are compared at most."""
+        return self.prompt_lookup_max or max(self.least_match, 5)
+
+    def drafts(self, own: int | None = None) -> int:
+        """Drafts per round.
+
+        Args:
+          own: what the draft checkpoint was made for.
+
+        Raises:
+          EngineError: more than that were asked for.
+        """
+        asked = self.num_speculative_tokens
+        if own is None:
+            return asked or _DEFAULT_DRAFTS[self.method]
+        if asked is not None and asked > own:
+            raise EngineError(
+                f"num_speculative_tokens is {asked}; the draft checkpoint makes {own} in a round: ask for {own} or fewer."
+            )
+        return asked or own
+
+    @staticmethod
+    def from_mapping(given: Mapping[str, Any]) -> "SpeculativeConfig":
+        """Reads the value of `speculative_config`."""
+        if not isinstance(given, Mapping):
+            raise EngineError(
+                f"speculative_config is {given!r}; an object such as {{'method': 'dflash'}} is needed."
+            )
+        known = [f.name for f in fields(SpeculativeConfig)]
+        unknown = sorted(set(map(str, given)) - {*known, *_NO_MEANING})
+        if unknown:
+            raise EngineError(
+                f"speculative_config: unknown key {unknown[0]!r}; known: {', '.join(known)}."
+            )
+        if "method" not in given:
+            raise EngineError(
+                f"speculative_config has no method; one of {', '.join(METHODS)} is needed."
+            )
+        values = {name: value for name, value in given.items() if name in known}
+        method = values["method"]
+        values["method"] = _ALIASES.get(method, method) if isinstance(method, str) else method
+        return SpeculativeConfig(**values)
+
+
+def without_meaning(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that are accepted for the sake of launch commands and mean nothing here."""
+    return tuple(name for name in _NO_MEANING if name in given)
+
+
+def _bad(name: str, value: Any, needed: str) -> EngineError:
+    return EngineError(f"speculative_config: {name} is {value!r}; {needed}.")
+
+
+def _member(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise _bad(name, value, f"it must be one of {', '.join(allowed)}")
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _bad(name, value, f"a whole number from {low} to {high} is needed")
