@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from onecat_jax.errors import EngineError
+from onecat_jax.checks import flag, member, number, whole
+from onecat_jax.errors import EngineError, shown
 from onecat_jax.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -55,29 +56,30 @@ class EngineConfig:
     backend: Literal["auto", "plain"] = "auto"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _DTYPE_NAMES.get(self.dtype, self.dtype))
-        _member("dtype", self.dtype, DTYPES)
-        _member("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
-        _member("backend", self.backend, ("auto", "plain"))
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", _DTYPE_NAMES.get(self.dtype, self.dtype))
+        member("dtype", self.dtype, DTYPES)
+        member("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        member("backend", self.backend, ("auto", "plain"))
         for name, done in _LATER.items():
-            if getattr(self, name) not in done:
+            value = getattr(self, name)
+            if not any(value is each for each in done):
                 raise EngineError(
-                    f"{name}={getattr(self, name)!r} isn't implemented yet; leave it out or pass {done[0]!r}."
+                    f"{name}={shown(value)} isn't implemented yet; leave it out or pass {done[0]!r}."
                 )
         if self.speculative_config is not None:
             SpeculativeConfig.from_mapping(self.speculative_config)
-        _whole("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _whole("max_model_len", self.max_model_len, 2, optional=True)
-        _whole("max_num_seqs", self.max_num_seqs, 1)
-        _whole("max_num_batched_tokens", self.max_num_batched_tokens, 64)
-        _whole("block_size", self.block_size, 16)
-        _whole("seed", self.seed, 0)
+        whole("tensor_parallel_size", self.tensor_parallel_size, 1)
+        if self.max_model_len is not None:
+            whole("max_model_len", self.max_model_len, 2)
+        whole("max_num_seqs", self.max_num_seqs, 1)
+        whole("max_num_batched_tokens", self.max_num_batched_tokens, 64)
+        whole("block_size", self.block_size, 16)
+        whole("seed", self.seed, 0, 2**64 - 1)
+        flag("strict", self.strict)
         if self.block_size % 16:
             raise EngineError(f"block_size is {self.block_size}; a multiple of 16 is needed.")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise EngineError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must lie in (0, 1]."
-            )
+        number("gpu_memory_utilization", self.gpu_memory_utilization, 0.0, 1.0, open_low=True)
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
@@ -108,15 +110,3 @@ class EngineConfig:
         if unknown:
             raise EngineError(f"unknown engine argument {unknown[0]!r}; known: {', '.join(known)}.")
         return EngineConfig(**arguments)
-
-
-def _member(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise EngineError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}.")
-
-
-def _whole(name: str, value: Any, low: int, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise EngineError(f"{name} is {value!r}; a whole number of at least {low} is needed.")

@@ -4,6 +4,8 @@ Every message says what was found, what is needed and what to do. The command li
 code 2; a server turns them into an HTTP 4xx or 5xx. Anything else that escapes is a bug of ours.
 """
 
+from typing import Any
+
 
 class OnecatError(Exception):
     """Base of all errors meant for users."""
@@ -27,6 +29,17 @@ class RequestError(OnecatError):
 
 class EngineError(OnecatError):
     """Engine arguments that are wrong or contradict each other, or a failure inside a running engine."""
+
+
+def shown(value: Any) -> str:
+    """A value in an error message; of a long one the beginning, of one that Python doesn't print its type."""
+    try:
+        text = repr(value)
+    except (
+        Exception
+    ):  # an integer of thousands of digits, or whatever a class of the user's own raises
+        return f"an unprintable {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def first_line(error: BaseException) -> str:

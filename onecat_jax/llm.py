@@ -11,10 +11,10 @@ from onecat_jax.compile_cache import enable_compile_cache
 from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import routes
 from onecat_jax.engine_builder import Progress, build_engine
-from onecat_jax.errors import CheckpointError, RequestError
+from onecat_jax.errors import CheckpointError, RequestError, shown
 from onecat_jax.loading import Checkpoint, locate
 from onecat_jax.outputs import RequestOutput, StreamDelta
-from onecat_jax.prompts import Prompt, as_list, as_prompt, shown
+from onecat_jax.prompts import Prompt, as_list, as_prompt
 from onecat_jax.request import Request
 from onecat_jax.results import Sample, request_output
 from onecat_jax.sampling import request_row

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onecat_jax.errors import RequestError
+from onecat_jax.errors import RequestError, shown
 from onecat_jax.text import Tokenizer
 
 
@@ -57,12 +57,6 @@ def as_list(prompts: Any) -> Sequence[Any]:
         )
     single = len(listed) and isinstance(listed[0], numbers.Integral)
     return [listed] if single else listed
-
-
-def shown(value: Any) -> str:
-    """A value in an error message; of a long one the beginning."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _sequence(value: Any) -> Sequence[Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onecat_jax.errors import RequestError
+from onecat_jax.errors import RequestError, shown
 
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 16  # stop_token_ids and the model's end-of-sequence ids together
@@ -117,7 +117,9 @@ class SamplingParams:
         names = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize")
         for name in names:
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+                raise RequestError(
+                    f"{name} must be True or False, got {shown(getattr(self, name))}."
+                )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -207,11 +209,11 @@ def derived_seed(seed: int, index: int) -> int:
 
 def _extra_args(given: object) -> tuple[tuple[str, Any], ...]:
     pairs = tuple((given or {}).items()) if isinstance(given, Mapping | None) else given
-    if not isinstance(pairs, tuple | list) or not all(len(pair) == 2 for pair in pairs):
-        raise RequestError(f"extra_args is {given!r}; a mapping of names to values is needed.")
+    if not isinstance(pairs, tuple | list) or not all(_is_pair(pair) for pair in pairs):
+        raise RequestError(f"extra_args is {shown(given)}; a mapping of names to values is needed.")
     for name, value in pairs:
         if name != _DRAFTS:
-            raise RequestError(f"extra_args: {name!r} isn't known; known: {_DRAFTS}.")
+            raise RequestError(f"extra_args: {shown(name)} isn't known; known: {_DRAFTS}.")
         _integer(f"extra_args: {name}", value, 0, 15)
     return tuple((name, value) for name, value in pairs)
 
@@ -220,27 +222,27 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
     left, right = ("(" if open_low else "["), (")" if math.isinf(high) else "]")
     allowed = f"{left}{low:g}, {high:g}{right}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise RequestError(f"{name} must be a number in {allowed}, got {value!r}.")
+        raise RequestError(f"{name} must be a number in {allowed}, got {shown(value)}.")
     try:
         number = float(value)
     except OverflowError:  # an integer beyond every float
         number = math.inf
     inside = low < number <= high if open_low else low <= number <= high
     if not math.isfinite(number) or not inside:
-        raise RequestError(f"{name} must lie in {allowed}, got {value}.")
+        raise RequestError(f"{name} must lie in {allowed}, got {shown(value)}.")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r}.")
+        raise RequestError(f"{name} must be an integer from {low} to {high}, got {shown(value)}.")
     if not low <= int(value) <= high:
-        raise RequestError(f"{name} must lie between {low} and {high}, got {value}.")
+        raise RequestError(f"{name} must lie between {low} and {high}, got {shown(value)}.")
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
     values = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(values, (list, tuple)) or not all(isinstance(s, str) for s in values):
-        raise RequestError(f"stop must be a string or a list of strings, got {stop!r}.")
+        raise RequestError(f"stop must be a string or a list of strings, got {shown(stop)}.")
     if "" in values:
         raise RequestError(
             "stop holds an empty string, which would end every text at once: remove it."
@@ -251,7 +253,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 def _stop_token_ids(ids: object) -> tuple[int, ...]:
     values = () if ids is None else ids
     if not isinstance(values, (list, tuple)):
-        raise RequestError(f"stop_token_ids must be a list of token ids, got {ids!r}.")
+        raise RequestError(f"stop_token_ids must be a list of token ids, got {shown(ids)}.")
     for value in values:
         _integer("stop_token_ids", value, 0, 2**31 - 1)
     if len(values) > MAX_STOP_IDS:
@@ -264,7 +266,7 @@ def _stop_token_ids(ids: object) -> tuple[int, ...]:
 def _logit_bias(bias: object) -> tuple[tuple[int, float], ...]:
     pairs = () if bias is None else tuple(bias.items()) if isinstance(bias, Mapping) else bias
     if not isinstance(pairs, (list, tuple)) or not all(_is_pair(pair) for pair in pairs):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}.")
+        raise RequestError(f"logit_bias must map token ids to numbers, got {shown(bias)}.")
     if len(pairs) > MAX_LOGIT_BIAS:
         raise RequestError(
             f"logit_bias holds {len(pairs)} ids; at most {MAX_LOGIT_BIAS} are allowed: remove {len(pairs) - MAX_LOGIT_BIAS}."

@@ -1,8 +1,10 @@
 """Small drafts with seeded weights, and what runs their passes without an engine."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+import json as json_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+import onecat_jax
+from onecat_jax import SamplingParams
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.linear import DenseTensor, LinearRoute
+from onecat_jax.custom_calls.linear import Dense, DenseTensor, LinearRoute
 from onecat_jax.models.dflash import (
     DFlashConfig,
     DFlashParams,
@@ -22,11 +26,20 @@ from onecat_jax.models.dflash import (
     tensor_specs,
     write_context,
 )
+from onecat_jax.models.qwen3_5 import ForwardOptions, ModelConfig, Params
+from onecat_jax.sampling.drafts import Drafts
+from onecat_jax.sampling.state import SamplingState, request_row, stack_rows
 from onecat_jax.sharding import TP, Placement
-from onecat_jax.state import DraftState, DraftWindow
+from onecat_jax.speculation.dflash import DFlashDrafter
+from onecat_jax.speculation.interface import DraftRows
+from onecat_jax.speculation.params import EngineParams, engine_specs
+from onecat_jax.state import CacheShape, CacheState, DraftState, DraftWindow
 
+TINY = Path(onecat_jax.__file__).parent / "assets" / "tiny"
+TARGET_JSON = json_module.loads((TINY / "target" / "config.json").read_text(encoding="utf-8"))
 PAGE = 16
-LAYERS, WIDTH, WINDOW, MASK, VOCAB = 3, 8, 40, 250, 256
+LAYERS, WIDTH, WINDOW, MASK, VOCAB = 2, 8, 40, 250, 256
+BATCH = 4  # rows of a round
 DFLASH1 = {"block_size": WIDTH, "mask_token_id": MASK, "target_layer_ids": [0, 2, 3]}
 DFLASH2 = DFLASH1 | {
     "conv_kernel_size": 2,
@@ -37,7 +50,7 @@ DFLASH2 = DFLASH1 | {
 
 
 def config_json(dflash: Mapping[str, Any] = DFLASH2, **changes: Any) -> dict[str, Any]:
-    """A draft of three layers that slide."""
+    """A draft of two layers that slide."""
     return {
         "architectures": ["DFlash2DraftModel"],
         "model_type": "qwen3",
@@ -85,7 +98,7 @@ class DraftHarness:
     params: DFlashParams
     options: DraftOptions
     placement: Placement
-    slots: int = 4
+    slots: int = 1 + BATCH
 
     def new_state(self, poison: float = 0.0) -> DraftState:
         """Empty windows; `poison` fills them as earlier users of the memory would."""
@@ -159,3 +172,121 @@ def build(
     )
     options = DraftOptions(config, dtype, policy, placement.shards, max_len)
     return DraftHarness(params, options, placement)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter uses of a target."""
+
+    embed: np.ndarray  # [V, E]
+    head: np.ndarray  # [V, E]
+    vocab_size: int = VOCAB
+
+    @staticmethod
+    def random(seed: int = 9) -> "Target":
+        rng = np.random.default_rng(seed)
+        embed, head = (rng.normal(0, s, (VOCAB, 64)).astype(np.float32) for s in (1.0, 0.3))
+        return Target(embed, head)
+
+    def placed(self, placement: Placement) -> Params:
+        """As parameters without layers, each rank's ids side by side."""
+        embed, head = (
+            jax.device_put(a.reshape(placement.size, -1, a.shape[1]), placement.sharding(P(TP)))
+            for a in (self.embed, self.head)
+        )
+        return Params(Dense(embed), (), placement.replicate(np.zeros(64, np.float32)), Dense(head))
+
+
+@dataclass(frozen=True)
+class DrafterHarness:
+    """A drafter over windows of its own."""
+
+    draft: DraftHarness
+    drafter: DFlashDrafter
+    params: EngineParams
+
+    @cached_property
+    def step(self):
+        """Jitted (params, state, rows, sampling, banned) -> Drafts."""
+        state = jax.eval_shape(lambda: self._state(self.draft.new_state())).specs(TP)
+        step = self.draft.placement.shard_map(
+            self._drafts,
+            in_specs=(engine_specs(self.params), state, P(), P(), P()),
+            out_specs=P(),
+        )
+        return jax.jit(step)
+
+    def _drafts(self, params, state, rows, sampling, banned):
+        banned = self.draft.options.shards.own(banned)
+        return self.drafter.draft(params, state, rows, sampling, banned)[0]
+
+    def _state(self, draft: DraftState) -> CacheState:
+        """Nothing but the windows counts."""
+        empty = CacheShape(
+            0, 1, PAGE, self.draft.options.shards.size, 8, 0, 1, 4, 8, 8, 8, 2, VOCAB
+        )
+        zeros = CacheState.zeros(empty, kv_dtype=jnp.float32, window_dtype=jnp.float32)
+        return replace(zeros, draft=draft)
+
+    def round(
+        self,
+        taps: Sequence[np.ndarray | None],
+        tokens: Sequence[int],
+        sampling: SamplingState,
+        *,
+        banned: Sequence[int] = (),
+        wanted: Sequence[int] | None = None,
+    ) -> Drafts:
+        """One round of up to BATCH rows with these contexts [A, S, E]; None is an empty row of the batch."""
+        state = self.draft.new_state(poison=np.nan)
+        window = state.window
+        taps = [*taps, *[None] * (BATCH - len(taps))]
+        for slot, rows in enumerate(taps, 1):
+            if rows is not None and rows.shape[1]:
+                window = self.draft.feed(window, rows, [rows.shape[1]], 128, slot)
+        live = np.asarray([rows is not None for rows in taps])
+        length = [0 if rows is None else rows.shape[1] for rows in taps]
+        tokens = [*tokens, *[0] * (BATCH - len(tokens))]
+        asked = DraftRows(
+            token=jnp.asarray(tokens, jnp.int32),
+            position=jnp.asarray(length, jnp.int32),
+            wanted=jnp.asarray(live * self.drafter.drafts if wanted is None else wanted, jnp.int32),
+            slots=jnp.asarray(live * np.arange(1, BATCH + 1), jnp.int32),
+            table=jnp.zeros((BATCH, 1), jnp.int32),
+        )
+        mask = jnp.zeros(VOCAB, bool).at[jnp.asarray(banned, jnp.int32)].set(True)
+        whole = self._state(replace(state, window=window))
+        return jax.tree.map(np.asarray, self.step(self.params, whole, asked, sampling, mask))
+
+
+def drafter_of(
+    weights: Mapping[str, np.ndarray],
+    json: Mapping[str, Any],
+    target: Target,
+    *,
+    drafts: int = WIDTH - 1,
+    greedy: bool = False,
+    ranks: int = 1,
+) -> DrafterHarness:
+    """A drafter around weights and a target."""
+    harness = build(weights, json, ranks=ranks)
+    options = harness.options
+    model = replace(ModelConfig.from_hf(TARGET_JSON), hidden_size=64, vocab_size=VOCAB)
+    forward = ForwardOptions(model, options.dtype, options.policy, options.shards)
+    drafter = DFlashDrafter(options, forward, target.vocab_size, drafts, greedy)
+    return DrafterHarness(
+        harness, drafter, EngineParams(target.placed(harness.placement), harness.params)
+    )
+
+
+@cache
+def usual_drafter() -> DrafterHarness:
+    """One for all tests that need no other, so that it is compiled once."""
+    json = config_json()
+    return drafter_of(random_weights(json), json, Target.random())
+
+
+def sampling_rows(temperature: float) -> SamplingState:
+    """BATCH rows with seeds 0, 1, ..."""
+    params = SamplingParams(temperature=temperature)
+    return stack_rows([request_row(params, (), seed=i, prompt_length=0) for i in range(BATCH)])

@@ -96,7 +96,7 @@ class Drafting:
         return state
 
     def context(self, state: CacheState, length: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Keys and values [layers, T', Hkv, D] of the last positions below `length` that a ring holds, and the first."""
+        """Keys and values [layers, T, Hkv, D] of the last positions below `length` that a ring holds; the first of them."""
         window = state.draft.window
         first = max(length - window.tokens, 0)
         at = np.arange(first, length)

@@ -38,7 +38,8 @@ class Reference:
         out = h @ self[f"{name}.weight"].T
         if self.config.get("attention_bias"):
             out = out + self[f"{name}.bias"]
-        out = out.reshape(len(h), -1, self.config["head_dim"])
+        dim = self.config["head_dim"]
+        out = out.reshape(len(h), out.shape[1] // dim, dim)
         if kind == "v":
             return out * self.config.get("attention_value_scale", 1.0)
         out = norm(out, self[f"layers.{layer}.self_attn.{kind}_norm.weight"])

@@ -8,7 +8,6 @@ other than dense, GPUs.
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from dflash_cases import (
     DFLASH1,
     DFLASH2,
@@ -23,7 +22,7 @@ from dflash_cases import (
 from dflash_reference import Reference
 
 _FULL = "full_attention"
-_MIXED = ["sliding_attention", _FULL, "sliding_attention"]
+_MIXED = ["sliding_attention", _FULL]
 
 
 def sequence(json, length, seed=1, blocks=1, scale=1.0):
@@ -38,7 +37,7 @@ def worst(found, expected):
 
 
 @pytest.mark.parametrize(
-    "dflash, changes",
+    ("dflash", "changes"),
     [
         (DFLASH2, {}),
         (DFLASH1, {}),
@@ -64,7 +63,7 @@ def test_blocks_equal_the_packed_form_of_training(dflash, changes):
 
 
 def test_a_chain_of_rounds_equals_the_packed_form():
-    """Blocks leave their keys and values behind the context; the rows that are accepted replace them, the others don't matter."""
+    """Blocks leave their keys and values behind the context; accepted rows replace them, the others don't matter."""
     json = config_json()
     weights = random_weights(json)
     steps = [1, 8, 3, 1, 1, 5, 8, 8, 2, 6] * 3  # tokens per round
@@ -84,7 +83,9 @@ def test_a_chain_of_rounds_equals_the_packed_form():
         window = harness.context(harness.params, window, jnp.asarray(fresh), *where)
 
 
-@pytest.mark.parametrize("chunks, width", [([300], 512), ([16] * 18 + [12], 16), ([200, 100], 256)])
+@pytest.mark.parametrize(
+    ("chunks", "width"), [([300], 512), ([16] * 18 + [12], 16), ([200, 100], 256)]
+)
 def test_contexts_and_pieces_longer_than_the_ring(chunks, width):
     json = config_json()
     weights = random_weights(json)
@@ -134,7 +135,9 @@ def test_a_feed_forward_row_beyond_the_range_of_float16_stays_finite():
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("dflash, changes", [(DFLASH2, {}), (DFLASH1, {"attention_bias": True})])
+@pytest.mark.parametrize(
+    ("dflash", "changes"), [(DFLASH2, {}), (DFLASH1, {"attention_bias": True})]
+)
 def test_ranks_compute_what_one_computes(ranks, dflash, changes):
     """Four ranks share two key/value heads."""
     json = config_json(dflash, **changes)
@@ -189,7 +192,7 @@ def test_rows_give_the_same_bits_beside_any_neighbours():
 def test_a_row_that_is_not_live_leaves_its_window_alone():
     json = config_json()
     harness = build(random_weights(json), json)
-    taps, embedded = sequence(json, 30)
+    taps, _ = sequence(json, 30)
     window = harness.feed(harness.new_state().window, taps, [30], 32)
     x = jnp.zeros((2, WIDTH, 64))
     dead = (jnp.asarray([30, 9]), jnp.asarray([False, False]), jnp.asarray([1, 2]))

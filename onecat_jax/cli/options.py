@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onecat_jax.config import EngineConfig
+from onecat_jax.errors import first_line, shown
 from onecat_jax.sampling_params import MAX_LOGPROBS, SamplingParams
 from onecat_jax.speculation.config import without_meaning
 
@@ -24,10 +25,10 @@ def _json_object(text: str) -> dict[str, Any]:
     """A JSON object; an argparse error if it isn't one."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits among it
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no JSON: {first_line(error)}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object such as {{...}}")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no JSON object such as {{...}}")
     return value
 
 

@@ -27,4 +27,7 @@ DTYPES: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _NUMPY.ite
 DENSE = ("BF16", "F16", "F32")
 """Dtypes in which an unquantised weight may be stored."""
 
+INDEX = ("I32", "I64", "U8", "BOOL")
+"""Dtypes of tables of whole numbers."""
+
 FP8 = ("F8_E4M3", "F8_E5M2")

@@ -7,13 +7,18 @@ from onecat_jax.errors import CheckpointError
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 """Prefixes of the text model, the longest first; at most one is taken off."""
 
+_OLD_NAMES = (
+    ("midlayer.", "layers.0."),  # of drafts with a single layer
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
+)
 _OTHER_MODELS = ("visual.", "vision_tower.")
 _BUFFERS = (".rotary_emb.inv_freq",)
 
 
 def canonical(stored: str) -> str | None:
     """The prefix-free name, or None for what the text model never reads (vision, old buffers)."""
-    name = strip_prefix(stored)
+    name = _renamed(strip_prefix(stored))
     if name.startswith(_OTHER_MODELS) or name.endswith(_BUFFERS):
         return None
     return name
@@ -25,6 +30,13 @@ def strip_prefix(stored: str) -> str:
         if stored.startswith(prefix):
             return stored[len(prefix) :]
     return stored
+
+
+def _renamed(name: str) -> str:
+    for old, new in _OLD_NAMES:
+        if name.startswith(old):
+            return new + name[len(old) :]
+    return name
 
 
 def spellings(module: str) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """`speculative_config`: the keys of vLLM's, checked once."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from onecat_jax.errors import EngineError
+from onecat_jax.checks import flag, member, number, refused, whole
+from onecat_jax.errors import EngineError, shown
 
 Method = Literal["dflash", "mtp", "ngram"]
 METHODS = ("dflash", "mtp", "ngram")
@@ -20,6 +22,7 @@ _DEFAULT_DRAFTS = {"mtp": 3, "ngram": 7}
 _KV_DTYPES = ("auto", "float32", "float16", "fp8_e4m3", "fp8_e5m2")
 _SAMPLE_METHODS = ("probabilistic", "greedy")
 _NO_MEANING = ("attention_backend", "enforce_eager", "draft_tensor_parallel_size")
+_KEY = "speculative_config"
 _LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 
 
@@ -56,36 +59,36 @@ class SpeculativeConfig:
     min_acceptance_length: float = 1.2
 
     def __post_init__(self) -> None:
-        _member("method", self.method, METHODS)
-        _member("kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
-        _member("draft_sample_method", self.draft_sample_method, _SAMPLE_METHODS)
+        member(f"{_KEY}: method", self.method, METHODS)
+        member(f"{_KEY}: kv_cache_dtype", self.kv_cache_dtype, _KV_DTYPES)
+        member(f"{_KEY}: draft_sample_method", self.draft_sample_method, _SAMPLE_METHODS)
         for name in ("model", "revision"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
-                raise _bad(name, value, "a text is needed")
-        _whole("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
-        for name in _LOOKUP:
-            _whole(name, getattr(self, name), 1, 64)
-        if not isinstance(self.adaptive_lookup, bool):
-            raise _bad("adaptive_lookup", self.adaptive_lookup, "true or false is needed")
-        self._check_length()
+                raise refused(f"{_KEY}: {name}", value, "a text is needed")
+        for name, most in (("num_speculative_tokens", MAX_DRAFTS), *((n, 64) for n in _LOOKUP)):
+            if getattr(self, name) is not None:
+                whole(f"{_KEY}: {name}", getattr(self, name), 1, most)
+        flag(f"{_KEY}: adaptive_lookup", self.adaptive_lookup)
+        number(f"{_KEY}: min_acceptance_length", self.min_acceptance_length, 0, MAX_DRAFTS + 1)
         self._check_method()
-
-    def _check_length(self) -> None:
-        value: Any = self.min_acceptance_length
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 16:
-            raise _bad("min_acceptance_length", value, "a number from 0 to 16 is needed")
 
     def _check_method(self) -> None:
         """Keys that only other methods know."""
         wrong = []
         if self.method != "dflash":
             wrong += [n for n in ("model", "revision", "adaptive_lookup") if getattr(self, n)]
+            wrong += ["kv_cache_dtype"] if self.kv_cache_dtype != "auto" else []
         if self.method != "ngram":
             wrong += [n for n in _LOOKUP if getattr(self, n) is not None]
         if wrong:
             raise EngineError(
                 f"speculative_config: {wrong[0]} has no meaning for method {self.method!r}; leave it out."
+            )
+        if self.revision and not self.model:
+            raise EngineError(
+                f"speculative_config: revision is {self.revision!r} but there is no model; name the draft that it is of, "
+                "or leave it out."
             )
         if self.least_match > self.most_match:
             raise EngineError(
@@ -126,13 +129,13 @@ class SpeculativeConfig:
         """Reads the value of `speculative_config`."""
         if not isinstance(given, Mapping):
             raise EngineError(
-                f"speculative_config is {given!r}; an object such as {{'method': 'dflash'}} is needed."
+                f"speculative_config is {shown(given)}; an object such as {{'method': 'dflash'}} is needed."
             )
         known = [f.name for f in fields(SpeculativeConfig)]
-        unknown = sorted(set(map(str, given)) - {*known, *_NO_MEANING})
+        unknown = sorted({str(key) for key in given if key not in (*known, *_NO_MEANING)})
         if unknown:
             raise EngineError(
-                f"speculative_config: unknown key {unknown[0]!r}; known: {', '.join(known)}."
+                f"speculative_config: unknown key {shown(unknown[0])}; known: {', '.join(known)}."
             )
         if "method" not in given:
             raise EngineError(
@@ -141,25 +144,11 @@ class SpeculativeConfig:
         values = {name: value for name, value in given.items() if name in known}
         method = values["method"]
         values["method"] = _ALIASES.get(method, method) if isinstance(method, str) else method
+        if isinstance(values.get("model"), os.PathLike):
+            values["model"] = os.fspath(values["model"])
         return SpeculativeConfig(**values)
 
 
 def without_meaning(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys that are accepted for the sake of launch commands and mean nothing here."""
     return tuple(name for name in _NO_MEANING if name in given)
-
-
-def _bad(name: str, value: Any, needed: str) -> EngineError:
-    return EngineError(f"speculative_config: {name} is {value!r}; {needed}.")
-
-
-def _member(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise _bad(name, value, f"it must be one of {', '.join(allowed)}")
-
-
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise _bad(name, value, f"a whole number from {low} to {high} is needed")

@@ -65,11 +65,10 @@ class DFlashDrafter:
         )
         hidden = hidden[:, 1 : 1 + self.drafts]
         ids, values = self._candidates(params, hidden, banned)
-        if draft.selector is None:
-            scores = values[:, :, None]
-        else:
+        scores, greedy = values[:, :, None], True
+        if draft.selector is not None:
             scores = lattice(draft, hidden, ids, values, rows.token, self.options)
-        greedy = self.greedy or draft.selector is None
+            greedy = self.greedy
         drafts = walk(scores, ids, rows.position, rows.wanted, sampling, greedy=greedy)
         return drafts, replace(state, draft=state.draft.with_window(window.kv))
 

@@ -1,4 +1,4 @@
-"""Unquantised tensors: weight BF16, F16 or F32 of the logical shape."""
+"""Unquantised tensors of the logical shape: weight BF16, F16 or F32; whole numbers for an index."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from onecat_jax.custom_calls.linear import DenseTensor
-from onecat_jax.loading.dtypes import DENSE
+from onecat_jax.loading.dtypes import DENSE, INDEX
 from onecat_jax.loading.formats.parts import Mismatch, Parts
 from onecat_jax.loading.formats.source import Arrays, Format, Source, Storage
 from onecat_jax.models.pieces import HostTensor
@@ -15,7 +15,7 @@ from onecat_jax.models.spec import TensorSpec
 
 @dataclass(frozen=True)
 class DenseSource(Source):
-    """A tensor in a floating dtype."""
+    """A tensor in a floating dtype, or an index."""
 
     format: ClassVar[Format] = "dense"
 
@@ -41,8 +41,9 @@ def dense(name: str, spec: TensorSpec, parts: Parts) -> DenseSource:
     if "weight" not in parts:
         raise Mismatch(f"{name} is missing, needed {list(spec.shape)}")
     weight = parts["weight"]
-    if weight.info.dtype not in DENSE:
-        raise Mismatch(f"{weight} has a wrong dtype, needed {', '.join(DENSE)}")
+    dtypes = INDEX if spec.kind == "index" else DENSE
+    if weight.info.dtype not in dtypes:
+        raise Mismatch(f"{weight} has a wrong dtype, needed {', '.join(dtypes)}")
     if weight.info.shape != spec.shape:
         raise Mismatch(f"{weight} has a wrong shape, needed {list(spec.shape)}")
     rest = [part for suffix, part in parts.items() if suffix != "weight"]
