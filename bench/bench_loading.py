@@ -239,7 +239,8 @@ def main() -> None:
         "ratio": round(statistics.median(loader) / statistics.median(disk), 3),
     }
     print(json.dumps(row))
-    append(args.out, Conditions(f"bench/bench_loading.py --backend {args.backend}"), row)
+    command = f"bench/bench_loading.py --backend {args.backend} --repeats {args.repeats}"
+    append(args.out, Conditions(command), row)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def load_model(
     target = policy.resolved_target()
     dtype, loops = config.compute_dtype(target.platform), choose_loops(config, target)
     tensors = tensor_source(checkpoint, sources, placement.size)
-    total = sum(tensors.nbytes(name) for name in tensors.names if not name.startswith("mtp."))
+    loaded = (n for n in tensors.names if config.uses_mtp or not n.startswith("mtp."))
+    total = sum(map(tensors.nbytes, loaded))
     done = 0
 
     def advance(nbytes: int) -> None:
