@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onecat_jax.errors import ModelConfigError
+from onecat_jax.models.dflash.reader import ARCHITECTURES as DRAFT_ARCHITECTURES
 from onecat_jax.models.qwen3_5 import config as qwen3_5_config
 from onecat_jax.models.qwen3_5 import params as qwen3_5_params
 from onecat_jax.models.spec import TensorSpecs
@@ -49,6 +50,11 @@ def resolve(config: Mapping[str, Any]) -> Family:
         if set(names) & set(family.architectures) or (not names and kind in family.model_types):
             return family
     found = ", ".join(names) or f"none (model_type {config.get('model_type')!r})"
+    if set(names) & set(DRAFT_ARCHITECTURES):
+        raise ModelConfigError(
+            f"config.json: architecture {found} is a draft, which proposes tokens for a model; name the model as the model, "
+            "and the draft in speculative_config: {'method': 'dflash', 'model': FOLDER}"
+        )
     raise ModelConfigError(
         f"config.json: architecture {found} isn't implemented; implemented: "
         f"{', '.join(supported_architectures())}"

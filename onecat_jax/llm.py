@@ -13,6 +13,7 @@ from onecat_jax.custom_calls.dispatch import routes
 from onecat_jax.engine_builder import Progress, build_engine
 from onecat_jax.errors import CheckpointError, RequestError, shown
 from onecat_jax.loading import Checkpoint, locate
+from onecat_jax.models import registry
 from onecat_jax.outputs import RequestOutput, StreamDelta
 from onecat_jax.prompts import Prompt, as_list, as_prompt
 from onecat_jax.request import Request
@@ -59,6 +60,9 @@ class LLM:
         enable_compile_cache()
         directory = locate(model)
         checkpoint = Checkpoint.open(directory)
+        registry.resolve(
+            checkpoint.config
+        )  # before the files that only a model of a known kind needs
         self.tokenizer = Tokenizer.from_directory(directory)
         self.chat_template = ChatTemplate.from_directory(
             directory, special_tokens=self.tokenizer.special_tokens

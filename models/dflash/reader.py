@@ -58,15 +58,30 @@ class Reader:
 
     def __init__(self, config: Mapping[str, Any]):
         self.outer = config
-        self.inner = config.get("dflash_config") or {}
-        if not isinstance(self.inner, Mapping):
-            raise _refused("dflash_config", self.inner, "an object is needed")
+        self.inner = self._object("dflash_config")
+        self.rope = self._object("rope_parameters")
         unknown = sorted(set(map(str, self.inner)) - _KNOWN)
         if unknown:
             raise ModelConfigError(
                 f"the draft's dflash_config has {', '.join(unknown)}, which isn't implemented and could change what "
                 "the draft computes"
             )
+
+    def _object(self, name: str) -> Mapping[str, Any]:
+        """A field of config.json that holds fields; empty if it is missing."""
+        value = self.outer.get(name)
+        if not isinstance(value, Mapping | None):
+            raise _refused(name, value, "an object is needed")
+        return value or {}
+
+    def _names(self, name: str) -> list[str] | None:
+        """A list of texts at top level, None if the field is missing."""
+        value = self.outer.get(name)
+        if value is not None and not (
+            isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+        ):
+            raise _refused(name, value, "a list of names is needed")
+        return None if value is None else list(value)
 
     def get(self, name: str) -> Any:
         """The value, or None; two different ones are refused."""
@@ -107,11 +122,12 @@ class Reader:
     def softcap(self) -> float:
         """The bound of the logits, 0 for none."""
         value = self.get("final_logit_softcapping")
-        return _positive("final_logit_softcapping", value) if value else 0.0
+        off = value is None or (type(value) in (int, float) and value == 0)
+        return 0.0 if off else _positive("final_logit_softcapping", value)
 
     def check_fixed_choices(self) -> None:
         """Refuses what isn't implemented, by name."""
-        listed = self.outer.get("architectures") or ()
+        listed = self._names("architectures") or []
         unknown = [name for name in listed if name not in ARCHITECTURES]
         if unknown:
             raise _refused("architectures", listed, f"implemented: {', '.join(ARCHITECTURES)}")
@@ -121,7 +137,7 @@ class Reader:
                 raise _refused(name, value, f"{meaning}: not implemented for drafts")
         if (act := self.outer.get("hidden_act", "silu")) not in ("silu", "swish"):
             raise _refused("hidden_act", act, "implemented: 'silu'")
-        kind = self._rope().get("rope_type", self._rope().get("type", "default"))
+        kind = self.rope.get("rope_type", self.rope.get("type", "default"))
         if kind != "default":
             raise _refused("rope_type", kind, "implemented for drafts: 'default'")
         width = self.outer.get("target_hidden_size")
@@ -144,17 +160,18 @@ class Reader:
         forced = self.flag("use_swa", False) and not any(slides)
         window = self._window() if forced or any(slides) else None
         windows = tuple(window if forced or sliding else None for sliding in slides)
-        said = self.outer.get("is_causal")
-        said = self.inner.get("causal") if said is None else said
-        if said is not None and not isinstance(said, bool):
-            raise _refused("is_causal or dflash_config.causal", said, "true or false is needed")
+        both = self.outer.get("is_causal"), self.inner.get("causal")
+        for said in both:
+            if not isinstance(said, bool | None):
+                raise _refused("is_causal or dflash_config.causal", said, "true or false is needed")
+        said = both[1] if both[0] is None else both[0]
         return windows, tuple(slides) if said is None else (said,) * count
 
     def _layer_types(self, count: int) -> list[str]:
-        listed = self.outer.get("layer_types")
+        listed = self._names("layer_types")
         if listed is None:
             return [_FULL] * count
-        if not isinstance(listed, list | tuple) or not set(listed) <= {_SLIDING, _FULL}:
+        if not set(listed) <= {_SLIDING, _FULL}:
             raise _refused("layer_types", listed, f"a list of {_SLIDING!r} and {_FULL!r} is needed")
         if len(listed) != count:
             raise _refused(
@@ -162,7 +179,7 @@ class Reader:
                 f"{len(listed)} layers",
                 f"num_hidden_layers is {count}, they must be equal",
             )
-        return list(listed)
+        return listed
 
     def _window(self) -> int:
         name = "swa_window_size" if self.get("swa_window_size") is not None else "sliding_window"
@@ -191,20 +208,14 @@ class Reader:
             return self.whole("head_dim")
         return self.whole("hidden_size") // self.whole("num_attention_heads")
 
-    def _rope(self) -> Mapping[str, Any]:
-        rope = self.outer.get("rope_parameters") or {}
-        if not isinstance(rope, Mapping):
-            raise _refused("rope_parameters", rope, "an object is needed")
-        return rope
-
     def rope_theta(self) -> float:
         """The base of the rotary angles."""
-        value = self._rope().get("rope_theta", self.outer.get("rope_theta", 1e6))
+        value = self.rope.get("rope_theta", self.outer.get("rope_theta", 1e6))
         return _positive("rope_theta", value)
 
     def rotary_dim(self, head_dim: int) -> int:
         """Dims of a head that turn; all by default."""
-        factor = self._rope().get(
+        factor = self.rope.get(
             "partial_rotary_factor", self.outer.get("partial_rotary_factor", 1.0)
         )
         rotary = int(head_dim * _positive("partial_rotary_factor", factor))
