@@ -35,7 +35,8 @@ class SpeculativeConfig:
         text so far).
       model: folder or Hub name of the draft; needed by dflash, except for the embedded model, which has one.
       revision: of a Hub name.
-      num_speculative_tokens: drafts per round; None takes what the draft checkpoint was made for, 3 for mtp, 7 for ngram.
+      num_speculative_tokens: drafts per round, at most MAX_DRAFTS; None takes as many as the draft checkpoint was made for, 3
+        for mtp, 7 for ngram.
       kv_cache_dtype: storage of a draft model's keys and values, whatever the target's is; auto is the compute dtype.
       draft_sample_method: "probabilistic" draws drafts from their distribution where a request samples; "greedy" always takes
         the likeliest.
@@ -122,7 +123,7 @@ class SpeculativeConfig:
             raise EngineError(
                 f"num_speculative_tokens is {asked}; the draft checkpoint makes {own} in a round: ask for {own} or fewer."
             )
-        return asked or own
+        return asked or min(own, MAX_DRAFTS)
 
     @staticmethod
     def from_mapping(given: Mapping[str, Any]) -> "SpeculativeConfig":
