@@ -1,6 +1,8 @@
 """One sequence on its way through the engine: host state, no device arrays."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -77,6 +79,12 @@ class Request:
     def acceptance_length(self) -> float:
         """Mean tokens that a round verified; 1.0 before the first."""
         return sum(r.emitted for r in self.rounds) / len(self.rounds) if self.rounds else 1.0
+
+    def end_after(self, count: int) -> None:
+        """Forgets all but the first `count` tokens and the rounds that they took: text ended the request there, and how much
+        its launch did beyond is an accident."""
+        rounds = bisect_left(list(accumulate(r.emitted for r in self.rounds)), count) + 1
+        del self.tokens[count:], self.scores[count:], self.rounds[rounds:]
 
     def continues(self, leader: "Request") -> bool:
         """Whether this one can start from what the leader's prefill leaves: the same prompt object, no more wanted of it."""

@@ -85,7 +85,7 @@ class Sample:
             request.tokens[position], is_stop=last and request.finish_reason == "stop"
         )
         if self._text.matched is not None:
-            del request.tokens[position + 1 :], request.scores[position + 1 :]
+            request.end_after(position + 1)
             request.finish_reason = "stop"
         return text
 
