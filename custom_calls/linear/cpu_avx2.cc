@@ -10,6 +10,7 @@ namespace {
 struct Avx2 {
   __m256 lo, hi;
 
+  static constexpr int kDirectX = 3;
   static constexpr int kBlockX = 3;
   static constexpr int direct_rows(int m) { return m == 1 ? 4 : m == 2 ? 2 : 1; }
   static constexpr int kTileW = 2;

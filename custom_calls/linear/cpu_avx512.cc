@@ -10,8 +10,9 @@ namespace {
 struct Avx512 {
   __m512 v;
 
+  static constexpr int kDirectX = 8;
   static constexpr int kBlockX = 6;
-  static constexpr int direct_rows(int m) { return m <= 3 ? 8 : 4; }
+  static constexpr int direct_rows(int m) { return m <= 3 ? 8 : m <= 6 ? 4 : 2; }
   static constexpr int kTileW = 4;
 
   static inline Avx512 zero() { return {_mm512_setzero_ps()}; }

@@ -3,7 +3,8 @@
 // V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), times(a, number), f16 (one number),
 // decode (16 bytes of two E2M1 groups and two scales), decode_e4m3 (32 bytes), decode_int4 (16 bytes of two groups, zero
 // point and scale), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
-//   kBlockX         activation rows taken together;
+//   kDirectX        activation rows that are taken all together, with weights decoded on the way;
+//   kBlockX         activation rows taken together where there are more;
 //   direct_rows(m)  weight rows taken together with m of them when weights are decoded on the way;
 //   kTileW          weight rows of a panel.
 //
@@ -236,8 +237,8 @@ void direct_rows(const Source& w, const Output& out, const float* const* x, floa
   }
 }
 
-// The same for m <= kBlockX activation rows.
-template <class V, class Source, int M = V::kBlockX>
+// The same for m <= kDirectX activation rows.
+template <class V, class Source, int M = V::kDirectX>
 void direct(const Source& w, const Output& out, const float* const* x, float* const* y, int m) {
   if constexpr (M > 1) {
     if (m < M) return direct<V, Source, M - 1>(w, out, x, y, m);
@@ -320,7 +321,8 @@ void tiled(const Source& w, const Output& out, const Activations& a, int blocks,
 template <class V, class Source, class Weight>
 void run(const Weight& w, const float* global, float factor, const Activations& a, int64_t first, int64_t last) {
   if (a.count == 0) return;
-  const int blocks = (a.count + V::kBlockX - 1) / V::kBlockX;  // of nearly equal size
+  // Of nearly equal size.
+  const int blocks = a.count <= V::kDirectX ? 1 : (a.count + V::kBlockX - 1) / V::kBlockX;
   Panel<V> panel;
   for (int64_t tile = first; tile < last; ++tile) {
     const Source source(w, tile);

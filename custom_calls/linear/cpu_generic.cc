@@ -9,6 +9,7 @@ namespace {
 struct Generic {
   float v[kLanes];
 
+  static constexpr int kDirectX = 2;
   static constexpr int kBlockX = 2;
   static constexpr int direct_rows(int) { return 1; }
   static constexpr int kTileW = 2;
