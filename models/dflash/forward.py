@@ -48,6 +48,9 @@ def write_context(
         at = skipped[None, :, None, None] + jnp.arange(held)[:, None]
         taps = jnp.take_along_axis(taps, jnp.minimum(at, taps.shape[2] - 1), axis=2)
         start, count = start + skipped, count - skipped
+    # Of rows that were rejected nothing is kept, and the linears pass over rows of zeros.
+    real = jnp.arange(taps.shape[2]) < count[:, None]
+    taps = jnp.where(real[..., None], taps, 0.0)
     rows, rotary = _places(window, start, count, slots, taps.shape[2], options)
     k, v = context_heads(params, taps, rotary, options)
     return replace(window, kv=write_layers(window.kv, k, v, rows, options))
