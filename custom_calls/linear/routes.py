@@ -1,16 +1,19 @@
 """The routes of the linear and what each of them supports."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
+import numpy as np
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Candidate, Policy, Route, Target, choose
 
 K_MULTIPLE = 32  # of every packed layout
 
+HANDLER_CPU = "cpu handler"
 LAYOUT_OF_ROUTE = {
-    "cpu handler": "cpu16",
+    HANDLER_CPU: "cpu16",
     "sm_70 handler": "m8n8k4",
     "sm_80 handler": "m16n8k16",
     PLAIN: "rows",
@@ -40,6 +43,7 @@ class LinearRoute:
 
     policy: Policy = Policy()
     separate: bool = False  # dense weights stay separate arrays per layer: for layer loops unrolled in plain JAX on CPU
+    as_stored: bool = False  # separate dense weights keep a checkpoint's 16 bits where the route widens them exactly
 
     @property
     def target(self) -> Target:
@@ -57,6 +61,20 @@ def plan(descriptor: LinearDescriptor, policy: Policy = Policy()) -> Route:
     """
     candidates = DENSE_ROUTES if descriptor.weight == "dense" else PACKED_ROUTES
     return choose("linear", descriptor, candidates, policy)
+
+
+def dense_dtype(stored: Iterable[Any], dtype: Any, route: str) -> np.dtype:
+    """The dtype that siblings of one layer are placed in under `LinearRoute.as_stored`: a 16-bit dtype that all of them have
+    where the handler widens it to float32 in registers, which gives the same values for half the bytes; else the compute dtype.
+
+    Args:
+      stored: the siblings' dtypes.
+      dtype: of the activations.
+      route: the name of a dense route.
+    """
+    found = {np.dtype(each) for each in stored}
+    exact = route == HANDLER_CPU and np.dtype(dtype) == np.float32 and len(found) == 1
+    return found.pop() if exact and next(iter(found)).itemsize == 2 else np.dtype(dtype)
 
 
 def _decline_cpu(d: LinearDescriptor, target: Target) -> str | None:
@@ -96,6 +114,6 @@ def _decline_k(d: LinearDescriptor) -> str | None:
 PACKED_ROUTES = (
     Candidate("sm_80 handler", _decline_sm80),
     Candidate("sm_70 handler", _decline_sm70),
-    Candidate("cpu handler", _decline_cpu),
+    Candidate(HANDLER_CPU, _decline_cpu),
 )
-DENSE_ROUTES = (Candidate("cpu handler", _decline_cpu), Candidate(LIBRARY, _decline_library))
+DENSE_ROUTES = (Candidate(HANDLER_CPU, _decline_cpu), Candidate(LIBRARY, _decline_library))

@@ -24,6 +24,7 @@ from onecat_jax.custom_calls.linear.routes import (
     LinearDescriptor,
     LinearRoute,
     WeightKind,
+    dense_dtype,
 )
 from onecat_jax.custom_calls.linear.weights import (
     BLOCK,
@@ -54,8 +55,8 @@ class Stack(abc.ABC):
     ):
         self.layers, self.n, self.k = layers, n, k
         self.route, self.dtype, self.device = route, np.dtype(dtype), device
-        chosen = route.plan(LinearDescriptor(self.kind, n, k, self.dtype))
-        self.layout = LAYOUT_OF_ROUTE.get(chosen.name, "rows")
+        self.chosen = route.plan(LinearDescriptor(self.kind, n, k, self.dtype)).name
+        self.layout = LAYOUT_OF_ROUTE.get(self.chosen, "rows")
 
     @abc.abstractmethod
     def write(self, at: int, row: Sequence[Any]) -> None:
@@ -104,13 +105,11 @@ class DenseStack(Stack):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.separate: list[Array] = []
-        self.host = None if self.route.separate else self._new(self.layers)
-
-    def _new(self, *layers: int) -> np.ndarray:
-        return _empty((*layers, self.n, self.k), self.dtype)
+        shape = (self.layers, self.n, self.k)
+        self.host = None if self.route.separate else _empty(shape, self.dtype)
 
     def write(self, at: int, row: Sequence[DenseTensor]) -> None:
-        matrix = self._new() if self.host is None else self.host[at]
+        matrix = self._alone(row) if self.host is None else self.host[at]
         first = 0
         for tensor in row:
             rows = tensor.weight.shape[0]
@@ -118,6 +117,13 @@ class DenseStack(Stack):
             first += rows
         if self.host is None:
             self.separate.append(self.place(matrix))
+
+    def _alone(self, row: Sequence[DenseTensor]) -> np.ndarray:
+        """Room for a layer that stays separate."""
+        stored = [tensor.weight.dtype for tensor in row]
+        kept = self.route.as_stored
+        dtype = dense_dtype(stored, self.dtype, self.chosen) if kept else self.dtype
+        return _empty((self.n, self.k), dtype)
 
     def placed(self) -> Dense:
         return Dense(tuple(self.separate) if self.host is None else self.place(self.host))

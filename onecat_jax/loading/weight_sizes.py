@@ -1,17 +1,21 @@
 """Bytes of a checkpoint's tensors as they will lie on a device, from headers alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd, prod
+from typing import Any
 
 import jax.numpy as jnp
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.packing import K_MULTIPLES, packed_shape, physical_rows
 from onecat_jax.custom_calls.linear.routes import (
+    DENSE_ROUTES,
     LAYOUT_OF_ROUTE,
     PACKED_ROUTES,
     LinearDescriptor,
+    WeightKind,
+    dense_dtype,
 )
 from onecat_jax.custom_calls.linear.weights import BLOCK, GROUP
 from onecat_jax.loading.dtypes import DTYPES
@@ -51,11 +55,13 @@ class DeviceSizes:
       dtype: compute dtype, in which dense matrices are stored.
       ranks: devices that share the model.
       policy: which layouts quantised weights are packed for.
+      stored: dtypes of dense tensors by name, where layers stay separate and may keep them (`LinearRoute.as_stored`).
     """
 
     dtype: str
     ranks: int = 1
     policy: Policy = Policy()
+    stored: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, sources: Mapping[str, Source]) -> dict[str, int]:
         """Bytes of every tensor, by name. What a fused site needs beyond its tensors is counted with the last of them.
@@ -70,13 +76,21 @@ class DeviceSizes:
                 total = self._quantised(members)
                 sizes |= _shared(names, [s.spec.shape[0] for s in members], total)
                 continue
+            itemsize = self._itemsize(names)
             for name, source in zip(names, members, strict=True):
-                sizes[name] = self._dense(source)
+                sizes[name] = self._dense(source, itemsize)
         return sizes
 
-    def _dense(self, source: Source) -> int:
+    def _itemsize(self, names: Sequence[str]) -> int:
+        """Of dense matrices that are placed side by side."""
+        if any(name not in self.stored for name in names):
+            return jnp.dtype(self.dtype).itemsize
+        route = self._route("dense", 1, 1)  # any shape will do
+        return dense_dtype([self.stored[name] for name in names], self.dtype, route).itemsize
+
+    def _dense(self, source: Source, itemsize: int) -> int:
         """Small tensors are kept in float32."""
-        itemsize = 4 if source.spec.kind == "vector" else jnp.dtype(self.dtype).itemsize
+        itemsize = 4 if source.spec.kind == "vector" else itemsize
         return itemsize * prod(local_shape(source.spec, self.ranks))
 
     def _quantised(self, site: Sequence[Source]) -> int:
@@ -96,13 +110,18 @@ class DeviceSizes:
         return codes + _bytes("nvfp4 scales", n, k // GROUP, layout) + 4 * rows
 
     def _layout(self, form: Format, n: int, k: int) -> str:
-        """The layout that `LinearRoute.plan` will choose; asked without a trace in the report of routes."""
-        if form == "dense" or self.policy.backend == PLAIN:
-            return "rows"
+        """The layout that packed weights will have."""
+        return "rows" if form == "dense" else LAYOUT_OF_ROUTE[self._route(form, n, k)]
+
+    def _route(self, form: WeightKind, n: int, k: int) -> str:
+        """What `LinearRoute.plan` will choose; asked without a trace in the report of routes."""
+        if self.policy.backend == PLAIN:
+            return PLAIN
         target = self.policy.resolved_target()
         descriptor = LinearDescriptor(form, n, k, self.dtype)
-        fitting = (c.name for c in PACKED_ROUTES if c.decline(descriptor, target) is None)
-        return LAYOUT_OF_ROUTE[next(fitting, PLAIN)]
+        candidates = DENSE_ROUTES if form == "dense" else PACKED_ROUTES
+        fitting = (c.name for c in candidates if c.decline(descriptor, target) is None)
+        return next(fitting, PLAIN)
 
 
 def _sites(sources: Mapping[str, Source]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """From a speculative config to what an engine needs for it: the draft's checkpoint, its share of memory, its drafters."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -11,6 +11,7 @@ from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.errors import EngineError
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.draft_plan import DraftPlan
+from onecat_jax.loading.dtypes import DTYPES
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.hub import EMBEDDED, locate_draft
 from onecat_jax.loading.memory_plan import KV_STORAGE
@@ -93,12 +94,8 @@ def plan_draft(
         return DraftPlan(shape=hidden, width=speculation.drafts() + 1)
     config, local = draft.config, draft.config.local(engine.tensor_parallel_size)
     kv_dtype = compute if speculation.kv_cache_dtype == "auto" else speculation.kv_cache_dtype
-    sizes = DeviceSizes(
-        compute, engine.tensor_parallel_size, Policy(engine.backend, engine.strict)
-    ).of(draft.sources)
-    copied = [n for n in sizes if n.removesuffix(".weight").endswith(("k_proj", "v_proj"))]
     return DraftPlan(
-        weights=sum(sizes.values()) + sum(sizes[name] for name in copied),
+        weights=_draft_bytes(draft, compute, engine),
         shape=DraftShape(
             layers=config.num_hidden_layers,
             page_size=slab,
@@ -112,6 +109,20 @@ def plan_draft(
         taps=len(config.target_layer_ids),
         width=_widest(speculation, config),
     )
+
+
+def _draft_bytes(draft: DraftModel, compute: str, engine: EngineConfig) -> int:
+    """Bytes of a draft's weights on each device. Keys' and values' projections are placed twice, then side by side."""
+    held = draft.checkpoint.tensors
+    dense = {name: source for name, source in draft.sources.items() if source.format == "dense"}
+    stored = {name: DTYPES[held[source.weight].dtype] for name, source in dense.items()}
+    policy = Policy(engine.backend, engine.strict)
+    layers = DeviceSizes(compute, engine.tensor_parallel_size, policy, stored)
+    sizes = layers.of(draft.sources)
+    copied = [n for n in sizes if n.removesuffix(".weight").endswith(("k_proj", "v_proj"))]
+    joined = layers if len({stored.get(n) for n in copied}) == 1 else replace(layers, stored={})
+    copies = joined.of(draft.sources)
+    return sum(sizes.values()) + sum(copies[name] for name in copied)
 
 
 def _widest(speculation: SpeculativeConfig, config: DFlashConfig) -> int:
@@ -147,7 +158,7 @@ def load_draft(
     params = build_draft(
         tensor_source(draft.checkpoint, draft.sources, placement.size),
         draft.config,
-        route=LinearRoute(policy),
+        route=LinearRoute(policy, as_stored=True),
         dtype=dtype,
         placement=placement,
         progress=advance,

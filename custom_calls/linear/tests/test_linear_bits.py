@@ -11,13 +11,14 @@ import sys
 import jax
 import jax.numpy as jnp
 import linear_oracle as oracle
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
 
 from onecat_jax import _ext
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.linear import Layer, LinearRoute, build_linear, linear
+from onecat_jax.custom_calls.linear import DenseTensor, Layer, LinearRoute, build_linear, linear
 
 ON_GPU = jax.default_backend() == "gpu"
 DTYPE = jnp.float16 if ON_GPU else jnp.float32
@@ -177,3 +178,28 @@ def test_an_unrolled_program_and_vmap_keep_the_bits():
     jitted, mapped = jax.jit(both)(x), jax.vmap(both)(x)
     for i in range(2):
         assert np.array_equal(np.asarray(jitted[i]), np.asarray(mapped[i]))
+
+
+@cpu_only
+@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float16])
+def test_weights_kept_in_16_bits_give_the_bits_of_float32_ones(stored):
+    rng = np.random.default_rng(13)
+    layers = [[DenseTensor(rng.standard_normal((24, 50)).astype(stored))] for _ in range(2)]
+    wide = build_linear(layers, route=LinearRoute(separate=True), dtype=DTYPE)
+    kept = build_linear(layers, route=LinearRoute(separate=True, as_stored=True), dtype=DTYPE)
+    assert wide.dtype == np.float32
+    assert kept.dtype == stored
+    for rows in (1, 8, 17):
+        x = some_rows(rows, 50)
+        for at in range(2):
+            assert np.array_equal(run(x, wide, at), run(x, kept, at))
+
+
+@cpu_only
+def test_siblings_of_two_dtypes_are_placed_in_float32():
+    rng = np.random.default_rng(14)
+    both = [rng.standard_normal((8, 32)).astype(t) for t in (ml_dtypes.bfloat16, np.float16)]
+    route = LinearRoute(separate=True, as_stored=True)
+    weight = build_linear([[DenseTensor(w) for w in both]], route=route, dtype=DTYPE)
+    assert weight.dtype == np.float32
+    assert np.array_equal(weight.weight[0], np.concatenate([w.astype(np.float32) for w in both]))
