@@ -100,7 +100,7 @@ def test_every_token_of_a_round_follows_the_target_distribution(problem):
 
 
 def test_a_long_chain_follows_the_target_distribution():
-    assert_exact(LONG, 100_000)
+    assert_exact(LONG, CHUNK)
 
 
 @pytest.mark.slow
