@@ -75,8 +75,9 @@ class DeviceSizes:
         return sizes
 
     def _dense(self, source: Source) -> int:
-        """Small tensors are kept in float32."""
-        itemsize = 4 if source.spec.kind == "vector" else jnp.dtype(self.dtype).itemsize
+        """Small tensors are kept in float32, whole numbers in 32 bits."""
+        small = source.spec.kind in ("vector", "index")
+        itemsize = 4 if small else jnp.dtype(self.dtype).itemsize
         return itemsize * prod(local_shape(source.spec, self.ranks))
 
     def _quantised(self, site: Sequence[Source]) -> int:
