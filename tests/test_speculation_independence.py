@@ -157,7 +157,7 @@ def test_neighbours_rows_pages_slots_and_what_free_memory_holds_change_nothing(l
 
     law()
     assert {key[0] for key in poisoned} == {"prefill", "decode scored"}
-    assert {key[2] for key in poisoned if key[0] == "decode scored"} > {1}
+    assert max(key[2] for key in poisoned if key[0] == "decode scored") > 1, "some had drafts"
 
 
 def test_the_lengths_of_launches_and_when_others_arrive_change_nothing(
