@@ -22,9 +22,9 @@ from onecat_jax.buckets import Buckets
 
 acceptance = importlib.import_module("onecat_jax.sampling.acceptance")
 
-ROWS, LENGTH, FIRST = 64, 8, 3
-PROMPT = PROMPTS[1]
-END_BIAS = 7.0
+ROWS, LENGTH, FIRST = 64, 6, 3
+PROMPT = PROMPTS[0]
+END_BIAS = 9.5
 METHODS = {
     None: None,
     "dflash": {"method": "dflash", "num_speculative_tokens": 3},
@@ -33,7 +33,7 @@ METHODS = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "dflash and lookup": {"method": "dflash", "adaptive_lookup": True},
 }
-FEW, MANY = 1216, 20_032  # texts; whole batches
+FEW, MANY = 1024, 20_032  # texts; whole batches
 Text = tuple[int, ...]
 
 
@@ -88,10 +88,11 @@ def table(one: Sequence[Text], other: Sequence[Text]) -> np.ndarray:
     """Counts [2, cells] of the first tokens; rare ones share a cell."""
     counts = [Counter(text[:FIRST] for text in texts) for texts in (one, other)]
     every = counts[0] + counts[1]
-    common = [cell for cell, count in every.items() if count >= 10]
+    enough = 5 * (len(one) + len(other)) / min(len(one), len(other))
+    common = [cell for cell, count in every.items() if count >= enough]
     columns = [[count[cell] for cell in common] for count in counts]
     rest = [len(texts) - sum(own) for texts, own in zip((one, other), columns, strict=True)]
-    if sum(rest) >= 10:
+    if sum(rest) >= enough:
         columns = [[*own, left] for own, left in zip(columns, rest, strict=True)]
     return np.array(columns)
 
@@ -101,8 +102,8 @@ def p_values(one: Sequence[Text], other: Sequence[Text]) -> dict[str, float]:
     assert cells.shape[1] >= 12
     lengths = [[len(text) for text in texts] for texts in (one, other)]
     found = {
-        f"first tokens, {cells.shape[1]} cells": stats.chi2_contingency(cells).pvalue,
-        "length": stats.ks_2samp(*lengths).pvalue,
+        f"first tokens, {cells.shape[1]} cells": float(stats.chi2_contingency(cells).pvalue),
+        "length": float(stats.ks_2samp(*lengths).pvalue),
     }
     print(f"\n{len(one)} texts without drafts, {len(other)} with: {found}")
     return found
@@ -114,7 +115,7 @@ def assert_same_law(method: str, count: int) -> None:
 
 def test_texts_end_at_many_lengths():
     ended = Counter(len(text) for text in plain(FEW))
-    assert min(ended[length] for length in range(1, LENGTH)) > FEW // 100
+    assert sum(ended[length] > FEW // 100 for length in range(1, LENGTH)) >= 4
 
 
 @pytest.mark.parametrize("method", ["dflash", "mtp"])
@@ -140,5 +141,5 @@ FAULTS = {
 )
 def test_a_wrong_ratio_is_refused(fault, monkeypatch):
     monkeypatch.setattr(acceptance, "_ratio_test", FAULTS[fault])
-    found = drafted(engine("dflash"), FEW)
+    found = drafted(engine("dflash"), FEW // 2)
     assert min(p_values(plain(FEW), found).values()) < 1e-6

@@ -1,7 +1,7 @@
 """Long texts with drafts are those without: across pages, launches, and the end of the drafter's ring, again and again.
 
-Oracles: the same engine without drafts, for tokens and log probabilities; for what the drafter proposes, one whose ring holds the
-whole text, so that nothing ever lies where something else lay before. Embedded model and draft (window of 512), greedy,
+Oracles: the same engine without drafts, for tokens and log probabilities; for what the drafter proposes, one whose ring holds
+the whole text, so that nothing ever lies where something else lay before. Embedded model and draft (window of 512), greedy,
 float32, CPU handlers. Not covered: sampled requests.
 """
 
