@@ -22,6 +22,7 @@ from onecat_jax.sharding import Placement
 from onecat_jax.speculation.params import EngineParams
 from onecat_jax.speculation.setup import (
     DraftModel,
+    check_head,
     load_draft,
     make_drafters,
     make_pacing,
@@ -67,6 +68,7 @@ def build_engine(
     geometry = family.read_config(checkpoint.config)
     sources = find_sources(checkpoint, family.tensor_specs(geometry))
     check_ranks(geometry, sources, config.tensor_parallel_size)  # before devices are counted
+    check_head(config.speculation, sources)
     draft = open_draft(config.speculation, model, geometry)
     if draft is not None:
         check_ranks(draft.config, draft.sources, config.tensor_parallel_size)

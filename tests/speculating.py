@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import pytest
+
 from onecat_jax import LLM, RequestOutput, SamplingParams
 
 ROWS, CONTEXT = 4, 640
@@ -21,6 +23,11 @@ METHODS = {
     "dflash with 3 drafts": {"method": "dflash", "num_speculative_tokens": 3},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
+OFTEN = [  # as parameters of tests: what adds little is a slow test
+    "dflash",
+    "mtp",
+    pytest.param("dflash with 3 drafts", marks=pytest.mark.slow),
+]
 
 
 @cache

@@ -21,10 +21,19 @@ TOLERANCE = 1e-4
 TEMPERATURE = 0.8  # of the goldens' distributions
 
 
-# All on one rank; on two those that differ in what ranks share out: heads, features, ids, the rows of fc.
+# All on one rank, most of them slow tests; on two those that differ in what ranks share out: heads, features, ids, rows of fc.
 _TWO_RANKS = ("v1_mixed_layers", "v1_draft_vocab", "v2_taps3_groups", "v2_everything")
-_RUNS = [(case, 1) for case in cases.CASES]
-_RUNS += [(cases.CASES_BY_NAME[name], 2) for name in _TWO_RANKS]
+_OFTEN = ("v1_block16", "v1_mixed_layers", "v2_taps2", "v2_swa_window", "v2_everything")
+_RUNS = [
+    case if name in _OFTEN else pytest.param(case, marks=pytest.mark.slow)
+    for name, case in ((case.name, (case, 1)) for case in cases.CASES)
+]
+_RUNS += [
+    pytest.param(
+        (cases.CASES_BY_NAME[name], 2), marks=() if name == "v2_everything" else pytest.mark.slow
+    )
+    for name in _TWO_RANKS
+]
 
 
 @pytest.fixture(scope="module", params=_RUNS, ids=lambda run: f"{run[0].name}-{run[1]}")

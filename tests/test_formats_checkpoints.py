@@ -21,7 +21,11 @@ def golden(request: pytest.FixtureRequest) -> CheckpointGolden:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("engine", [{}, {"backend": "plain"}], ids=["handlers", "plain"])
+@pytest.mark.parametrize(
+    "engine",
+    [{}, pytest.param({"backend": "plain"}, marks=pytest.mark.slow)],
+    ids=["handlers", "plain"],
+)
 def test_logits_are_those_of_the_oracle(golden: CheckpointGolden, engine: Mapping[str, Any], ranks):
     harness = load(golden.folder, ranks, **engine)
     found, _ = harness.run(harness.new_state(), golden.ids.tolist(), 0, 128)

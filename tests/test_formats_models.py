@@ -25,7 +25,20 @@ TOKENS = np.random.default_rng(5).integers(0, UNEVEN.vocab_size, 44).tolist()
 PROMPT = 40
 TOLERANCE = 1e-4
 GATES = ("in_proj_a", "in_proj_b")
+OFTEN = (
+    "nvfp4 modelopt",
+    "fp8 tensor",
+    "fp8 block",
+    "int4 zeros",
+    "awq 32",
+)  # the others are slow tests
 SPLIT = [name for name in FORMATS if name != "int4 order"]  # refused, below
+
+
+def marked(forms):
+    """Formats as parameters; one of each kind is checked every time."""
+    slow = pytest.mark.slow
+    return [form if form in OFTEN else pytest.param(form, marks=slow) for form in forms]
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +89,20 @@ def test_a_model_computes_what_its_decoded_weights_compute(written, run, form: s
     assert isinstance(harness.params.head, kind)
 
 
-@pytest.mark.parametrize("form", SPLIT)
+@pytest.mark.parametrize("form", marked(SPLIT))
 def test_four_ranks_compute_it_too(written, run, form: str):
     model = written(form)
     assert_equals_its_twin(model, load(model.folder, ranks=4), run)
 
 
-@pytest.mark.parametrize("form", ["fp8 block", "awq 32", "int4 zeros", "int4 order", "fp8 channel"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "fp8 block",
+        "int4 zeros",
+        *marked(["awq 128", "int4 order", "fp8 channel"]),
+    ],
+)
 def test_plain_jax_computes_it_too(written, run, form: str):
     model = written(form)
     assert_equals_its_twin(model, load(model.folder, backend="plain"), run)

@@ -8,7 +8,7 @@ test_speculation_law.py; that neighbours and launches change nothing, of test_sp
 from dataclasses import replace
 
 import pytest
-from speculating import GREEDY, METHODS, PROMPTS, ROWS, engine, told
+from speculating import GREEDY, OFTEN, PROMPTS, ROWS, engine, told
 
 from onecat_jax import SamplingParams
 
@@ -18,14 +18,14 @@ def expected():
     return {p: told(engine(None).generate([p], GREEDY)[0]) for p in PROMPTS}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OFTEN)
 def test_greedy_text_and_logits_are_those_without_drafts(method, expected):
     for prompt in PROMPTS:
         output = engine(method).generate([prompt], GREEDY)[0]
         assert told(output) == expected[prompt], prompt
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OFTEN)
 def test_they_are_in_mixed_batches_too(method, expected):
     wanted = [replace(GREEDY, max_tokens=48 - 5 * (i % 4)) for i in range(len(PROMPTS))]
     outputs = engine(method).generate(list(PROMPTS), wanted)
@@ -34,7 +34,7 @@ def test_they_are_in_mixed_batches_too(method, expected):
         assert told(output)[:2] == (tokens[: params.max_tokens], tables[: params.max_tokens])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OFTEN)
 def test_drafts_are_made_and_many_are_accepted(method):
     output = engine(method).generate([PROMPTS[0]], GREEDY)[0]
     assert output.metrics.acceptance_length > 2

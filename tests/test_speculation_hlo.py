@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import jax
 import pytest
-from speculating import GREEDY, METHODS, PROMPTS, engine
+from speculating import GREEDY, OFTEN, PROMPTS, engine
 from test_hlo import cache_shapes, results
 
 _CALL = re.compile(r'custom_call_target="(onecat_\w+)"')
@@ -27,7 +27,7 @@ def computations(hlo: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=OFTEN)
 def drafted(request):
     llm = engine(request.param)
     llm.generate([PROMPTS[0]], replace(GREEDY, logprobs=None))
@@ -56,7 +56,7 @@ def test_no_cache_is_copied(drafted):
     assert not [r for r in of_caches if r[2] in ("copy", "copy-start")]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OFTEN)
 def test_a_launch_is_one_dispatch_and_one_read(method, monkeypatch):
     llm = engine(method)
     programs, read = llm._engine.programs, jax.device_get

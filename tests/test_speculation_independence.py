@@ -35,6 +35,7 @@ METHODS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2},
     "dflash and lookup": {"method": "dflash", "adaptive_lookup": True},
 }
+OFTEN = ("mtp", "dflash and lookup")  # the others are slow tests
 COPIES = (
     "one two three four five six seven eight nine ten\n" * 3,
     "self.left, self.right = left, right\n" * 5,
@@ -77,7 +78,12 @@ def examples(request) -> int:
     return request.param
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in METHODS
+    ],
+)
 def llm(request):
     return engine(request.param)
 
@@ -157,7 +163,7 @@ def test_neighbours_rows_pages_slots_and_what_free_memory_holds_change_nothing(l
 
     law()
     assert {key[0] for key in poisoned} == {"prefill", "decode scored"}
-    assert {key[2] for key in poisoned if key[0] == "decode scored"} > {1}
+    assert max(key[2] for key in poisoned if key[0] == "decode scored") > 1, "some had drafts"
 
 
 def test_the_lengths_of_launches_and_when_others_arrive_change_nothing(

@@ -1,29 +1,21 @@
 """Checkpoint tensors -> device parameters."""
 
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 import jax
 
-from onecat_jax.custom_calls.linear import (
-    DenseTensor,
-    FP8Tensor,
-    INT4Tensor,
-    LinearRoute,
-    NVFP4Tensor,
-)
+from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.errors import CheckpointError
-from onecat_jax.models.qwen3_5.builder import Builder, CacheScales, Later
+from onecat_jax.models.qwen3_5.builder import Builder, CacheScales
 from onecat_jax.models.qwen3_5.config import ModelConfig
 from onecat_jax.models.qwen3_5.mtp_source import mtp_config, mtp_source
 from onecat_jax.models.qwen3_5.params import tensor_specs
 from onecat_jax.models.qwen3_5.segments import plan_segments, signatures
 from onecat_jax.models.qwen3_5.weights import Loops, MTPParams, Params
-from onecat_jax.models.tensors import HostTensor, HostTensors, TensorSource
+from onecat_jax.models.sites import Later, Sites, build_sites, check_alike, source_of
+from onecat_jax.models.tensors import HostTensor, TensorSource
 from onecat_jax.sharding import Placement
 
 _FUSED_SITES = (
@@ -31,8 +23,6 @@ _FUSED_SITES = (
     ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     ("mlp.gate_proj", "mlp.up_proj"),
 )
-_FORMATS = {DenseTensor: "dense", NVFP4Tensor: "NVFP4", FP8Tensor: "FP8", INT4Tensor: "INT4"}
-_MAX_WORKERS = 4
 
 
 def _check_formats(source: TensorSource, config: ModelConfig) -> None:
@@ -43,16 +33,7 @@ def _check_formats(source: TensorSource, config: ModelConfig) -> None:
     """
     for layer in range(config.num_hidden_layers):
         for site in _FUSED_SITES:
-            names = [f"layers.{layer}.{name}.weight" for name in site]
-            kinds = {n: kind for n in names if (kind := source.kind(n)) is not None}
-            if len(set(kinds.values())) > 1:
-                shown = ", ".join(
-                    f"{source.describe(n)} is {_FORMATS[kind]}" for n, kind in kinds.items()
-                )
-                raise CheckpointError(
-                    f"{shown}; tensors that are multiplied together must be stored in one format: "
-                    "use an export that quantises all of them or none."
-                )
+            check_alike(source, [f"layers.{layer}.{name}.weight" for name in site])
 
 
 def build_params(
@@ -81,7 +62,6 @@ def build_params(
       placement: the devices; the first local one if it isn't given.
       progress: called with the checkpoint bytes of every layer of a site when they are packed, from one thread at a time.
       cache_scales: of keys and values as they lie in a float8 cache; None for a cache that holds them as they are.
-
       mtp: whether the MTP head is placed too.
 
     Raises:
@@ -90,47 +70,26 @@ def build_params(
       EngineError: a tensor can't be split over that many ranks.
     """
     placement = placement or Placement((jax.local_devices()[0],))
-    if isinstance(source, Mapping):
-        source = HostTensors(source, tensor_specs(config), placement.size)
-    if source.ranks != placement.size:
-        raise ValueError(f"tensors cut for {source.ranks} ranks, {placement.size} devices")
-    _check_formats(source, config)
-    plans = plan_segments(signatures(source, config))
-    with ThreadPoolExecutor(_workers()) as workers:
-        builder = Builder(
-            source, config, route, dtype, placement, _one_by_one(progress), cache_scales, workers
-        )
-        try:
-            params = builder.params(plans, loops)
-            head = _mtp(builder) if mtp else None
-            builder.finish()
-            return replace(params(), mtp=head() if head else None)
-        except BaseException:
-            workers.shutdown(wait=False, cancel_futures=True)
-            raise
+    tensors = source_of(source, tensor_specs(config), placement)
+    _check_formats(tensors, config)
+    plans = plan_segments(signatures(tensors, config))
+
+    def start(sites: Sites) -> Later[Params]:
+        builder = Builder(sites, config, cache_scales)
+        params = builder.params(plans, loops)
+        head = _mtp(builder) if mtp else None
+        return lambda: replace(params(), mtp=head() if head else None)
+
+    return build_sites(
+        start, tensors, route=route, dtype=dtype, placement=placement, progress=progress
+    )
 
 
 def _mtp(builder: Builder) -> Later[MTPParams]:
     config = mtp_config(builder.config)
-    source = mtp_source(builder.source, config)
+    source = mtp_source(builder.sites.source, config)
     try:
         _check_formats(source, config)
     except CheckpointError as error:
         raise CheckpointError(f"MTP head (tensors under mtp.): {error}") from error
     return builder.mtp(source, config)
-
-
-def _workers() -> int:
-    """Threads that read and pack at once: more than a few would only hold more memory."""
-    return min(_MAX_WORKERS, os.cpu_count() or 1)
-
-
-def _one_by_one(progress: Callable[[int], None]) -> Callable[[int], None]:
-    """Calls from several threads, in turn."""
-    lock = Lock()
-
-    def advance(nbytes: int) -> None:
-        with lock:
-            progress(nbytes)
-
-    return advance

@@ -89,8 +89,8 @@ class DeviceSizes:
         return dense_dtype([self.stored[name] for name in names], self.dtype, route).itemsize
 
     def _dense(self, source: Source, itemsize: int) -> int:
-        """Small tensors are kept in float32."""
-        itemsize = 4 if source.spec.kind == "vector" else itemsize
+        """Small tensors are kept in float32, whole numbers in 32 bits."""
+        itemsize = 4 if source.spec.kind in ("vector", "index") else itemsize
         return itemsize * prod(local_shape(source.spec, self.ranks))
 
     def _quantised(self, site: Sequence[Source]) -> int:

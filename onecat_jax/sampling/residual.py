@@ -1,7 +1,8 @@
 """What is left of a target distribution p once a draft of the proposal q was rejected: max(p - q, 0), not normalised.
 
 Written as logits of p with the ids of q moved down: log(p - q) = log p + log(1 - exp(log q - log p)), so an id without q keeps
-its bits. Rounding may leave nothing (p = q but for the last bits); then p itself is drawn from.
+its bits. Rounding may leave nothing (p = q but for the last bits); then p itself is drawn from. Where it leaves a little that
+exact arithmetic wouldn't, the draft was rejected with a probability of that size only, about 1e-7.
 """
 
 import jax.numpy as jnp

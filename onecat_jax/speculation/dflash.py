@@ -90,6 +90,7 @@ class DFlashDrafter:
     def _block_rows(self, params: EngineParams, token: Array, live: Array) -> Array:
         """Embedded rows [B, block_size, E] float32: the last token, then masks."""
         config, draft = self.options.config, _draft_of(params)
+        assert config.mask_token_id is not None, "check_target refuses a draft without one"
         masks = jnp.full((token.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
         tokens = jnp.concatenate([token[:, None], masks], axis=1)
         real = jnp.broadcast_to(live[:, None], tokens.shape)

@@ -26,8 +26,8 @@ def walk(
     """Picks a chain of drafts.
 
     A row with temperature T draws step j from softmax(scores[j, before] / T) by the largest sum of it and Gumbel noise, and
-    keeps that distribution as q. A greedy row takes the best score, of equal ones that of the lowest id. A step whose scores are
-    NaN, or all -inf, ends the chain before it.
+    keeps that distribution as q. A greedy row takes the best score, of equal ones that of the lowest id. A step whose scores
+    are NaN, or all -inf, ends the chain before it.
 
     Args:
       scores: float32 [B, K, P, U], step, candidate before, candidate; P is 1 where nothing depends on the one before.

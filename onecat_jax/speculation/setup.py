@@ -8,7 +8,7 @@ import jax
 from onecat_jax.config import EngineConfig
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import LinearRoute
-from onecat_jax.errors import EngineError
+from onecat_jax.errors import CheckpointError, EngineError
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.draft_plan import DraftPlan
 from onecat_jax.loading.dtypes import DTYPES
@@ -74,6 +74,21 @@ def open_draft(
     config.check_target(target)
     speculation.drafts(config.block_size - 1)
     return DraftModel(checkpoint, config, find_sources(checkpoint, draft_tensor_specs(config)))
+
+
+def check_head(speculation: SpeculativeConfig | None, sources: Mapping[str, Source]) -> None:
+    """Refuses method "mtp" for a target without a head of its own; `sources` are the target's tensors.
+
+    Raises:
+      CheckpointError.
+    """
+    if speculation is None or speculation.method != "mtp":
+        return
+    if not any(name.startswith("mtp.") for name in sources):
+        raise CheckpointError(
+            "speculative_config: method 'mtp' drafts with the MTP head of the checkpoint, but it has none: no tensor is named "
+            "mtp.*; use a checkpoint that has one, or method 'ngram' or 'dflash'."
+        )
 
 
 def plan_draft(
