@@ -2,22 +2,29 @@
 #include <array>
 
 #include "linear/cpu_rows.h"
+#include "linear/cpu_scalar.h"
 
 namespace onecat::linear {
 namespace {
 
-const float* e4m3_table() {
-  static const std::array<float, 256> table = [] {
-    std::array<float, 256> t{};
-    for (int bits = 0; bits < 256; ++bits) {
-      const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-      float value = exponent ? (8 + mantissa) * 0x1p-10f : mantissa * 0x1p-9f;  // 2^-7 times the scaled mantissa
-      for (int i = 0; i < exponent; ++i) value *= 2.0f;
-      t[bits] = bits & 0x80 ? -value : value;
-    }
+float e4m3(int bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  float value = exponent ? (8 + mantissa) * 0x1p-10f : mantissa * 0x1p-9f;  // 2^-7 times the scaled mantissa
+  for (int i = 0; i < exponent; ++i) value *= 2.0f;
+  return bits & 0x80 ? -value : value;
+}
+
+const float* products() {
+  struct alignas(64) Row {
+    float values[16];
+  };
+  static const std::array<Row, 256> table = [] {
+    std::array<Row, 256> t{};
+    for (int bits = 0; bits < 256; ++bits)
+      for (int code = 0; code < 16; ++code) t[bits].values[code] = kE2M1[code] * e4m3(bits);
     return t;
   }();
-  return table.data();
+  return table[0].values;
 }
 
 ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, LayerIndex index, ResultF32 y, int32_t mul,
@@ -37,7 +44,7 @@ ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, L
   if (std::string text = pick_layer(index.typed_data()[0], mul, add, c[0], &layer); !text.empty()) return invalid("nvfp4 linear: ", text);
 
   const Nvfp4Weight weight{codes.typed_data() + layer * physical_n * k / 2, scales.typed_data() + layer * physical_n * k / 16,
-                           global.typed_data() + layer * physical_n, e4m3_table(), c[2], n};
+                           global.typed_data() + layer * physical_n, products(), c[2], n};
   const Kernels& table = kernels(cpu_isa());
   for_all_rows(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.nvfp4(weight, a, first, last); });
   return ffi::Error::Success();

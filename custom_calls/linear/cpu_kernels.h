@@ -33,7 +33,7 @@ struct Nvfp4Weight {
   const uint8_t* codes;   // [tiles, units, 8, 16]
   const uint8_t* scales;  // [tiles, units, 8, 2]
   const float* global;    // [n]
-  const float* e4m3;      // [256]
+  const float* products;  // [256, 16] E4M3 times E2M1, by their bits; a row is a cache line
   int64_t units;          // K / 32
   int64_t n;
 };
