@@ -164,11 +164,12 @@ class Engine:
         scored = any(r.params.logprobs is not None for r in running)
         rows = self.buckets.rows_for(len(running))
         width = self._width(running)
-        begin = time.monotonic()
+        begin, compiling = time.monotonic(), self.programs.compile_seconds
         done = self._launch(running, rows, width, scored, self._rounds(running, streaming, width))
         rounds, status, pace = jax.device_get((done.rounds, done.rows.status, done.rows.pace))
         now = time.monotonic()
-        self.statistics.add_launch(rounds, width, now - begin)
+        compiling = self.programs.compile_seconds - compiling
+        self.statistics.add_launch(rounds, width, now - begin - compiling)
         for row, request in enumerate(running):
             request.pace = _row(pace, row)
             self._extend(request, _row(rounds, (slice(None), row)), now)

@@ -1,5 +1,8 @@
 """Options of the test session, and four CPU devices for every test of tensor parallelism."""
 
+import gc
+from collections.abc import Iterator
+
 import jax
 import pytest
 
@@ -20,3 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="the unquantised sibling of the embedded model, whose NLLs the same file records",
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_let_go() -> Iterator[None]:
+    """Frees what a module's tests compiled: each program takes memory maps, of which Linux gives a process 65,530."""
+    yield
+    jax.clear_caches()
+    gc.collect()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 Weights = Mapping[str, np.ndarray]
 EPS = 1e-6
@@ -114,7 +115,7 @@ class Reference:
 
     def _mlp(self, prefix: str, u: np.ndarray) -> np.ndarray:
         gate, up = (u @ self[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        return (gate / (1 + np.exp(-gate)) * up) @ self[f"{prefix}mlp.down_proj.weight"].T
+        return (gate * expit(gate) * up) @ self[f"{prefix}mlp.down_proj.weight"].T
 
     def candidates(
         self, logits: np.ndarray, banned: np.ndarray, count: int

@@ -8,7 +8,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from dflash_cases import DFLASH1, config_json, host_tensors, random_weights
+from dflash_cases import DFLASH1, TARGET_JSON, config_json, host_tensors, random_weights
 from safetensors.numpy import save_file
 
 from onecat_jax.custom_calls.linear import LinearRoute
@@ -18,7 +18,10 @@ from onecat_jax.loading.sources import find_sources
 from onecat_jax.loading.tensor_source import tensor_source
 from onecat_jax.loading.verify import verify
 from onecat_jax.models.dflash import DFlashConfig, build_draft, tensor_specs
+from onecat_jax.models.qwen3_5 import ModelConfig
 from onecat_jax.sharding import Placement
+from onecat_jax.speculation.config import SpeculativeConfig
+from onecat_jax.speculation.setup import open_draft
 
 
 def write(folder, tensors, config):
@@ -118,6 +121,18 @@ def test_tensors_of_another_kind_of_draft_are_refused(tmp_path):
     write(tmp_path, weights, config)
     with pytest.raises(CheckpointError, match=r"markov_head.weight .* is unknown"):
         read(tmp_path)
+
+
+def test_a_mask_row_in_a_pickle_is_refused_by_name(tmp_path):
+    json_target = TARGET_JSON | {"hidden_size": 64, "vocab_size": 256, "num_hidden_layers": 4}
+    target = ModelConfig.from_hf(json_target | {"layer_types": ["full_attention"] * 4})
+    config = config_json()
+    write(tmp_path, random_weights(config), config)
+    asked = SpeculativeConfig("dflash", model=str(tmp_path))
+    assert open_draft(asked, "any", target) is not None
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"mask_embedding.pt holds .* as a pickle"):
+        open_draft(asked, "any", target)
 
 
 def test_every_value_is_looked_at(tmp_path):

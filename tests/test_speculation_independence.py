@@ -6,6 +6,7 @@ every drafter. Requests are greedy or have all parameters drawn at random, and a
 tensor parallelism (test_speculation_ranks), whether the tokens are right (test_speculation_exact, test_speculation_law).
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
@@ -36,6 +37,7 @@ METHODS = {
     "dflash and lookup": {"method": "dflash", "adaptive_lookup": True},
 }
 OFTEN = ("mtp", "dflash and lookup")  # the others are slow tests
+NUMBERS = "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]\n" * 4
 COPIES = (
     "one two three four five six seven eight nine ten\n" * 3,
     "self.left, self.right = left, right\n" * 5,
@@ -45,7 +47,7 @@ PERMUTATIONS = st.integers(0, 10**6).map(np.random.default_rng)
 
 @cache
 def engine(method: str) -> LLM:
-    """One shape of each program; with DFlash also launches of one row, which is what a request alone gets then."""
+    """One shape of each program; with MTP also launches of one row, which is what a request alone gets then."""
     llm = LLM(
         "tiny",
         max_model_len=256,
@@ -54,7 +56,7 @@ def engine(method: str) -> LLM:
         gpu_memory_utilization=0.5,
         speculative_config=METHODS[method],
     )
-    use_buckets(llm, Buckets((64,), (1, ROWS) if method == "dflash" else (ROWS,)))
+    use_buckets(llm, Buckets((64,), (1, ROWS) if method == "mtp" else (ROWS,)))
     return llm
 
 
@@ -73,7 +75,7 @@ class Rounds(Comparisons):
         self.counts["accepted"] += sum(accepted)
 
 
-@pytest.fixture(params=[pytest.param(4, id="short"), pytest.param(50, marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(3, id="short"), pytest.param(50, marks=pytest.mark.slow)])
 def examples(request) -> int:
     return request.param
 
@@ -142,7 +144,19 @@ def shuffle(llm: LLM, rng: np.random.Generator) -> None:
         free[:] = [free[i] for i in rng.permutation(len(free))]
 
 
-def test_neighbours_rows_pages_slots_and_what_free_memory_holds_change_nothing(llm, laws, examples):
+@contextmanager
+def disturbed(llm: LLM, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch):
+    """Inside, pages and slots come in another order, launches have random lengths, and free memory holds NaN before each."""
+    shuffle(llm, rng)
+    poison(llm)
+    with monkeypatch.context() as patch, poison_before_every_launch(llm) as launches:
+        patch.setattr(llm._engine, "_rounds", lambda *_: int(rng.integers(1, 7)))
+        yield launches
+
+
+def test_neighbours_places_launches_and_what_free_memory_holds_change_nothing(
+    llm, laws, examples, monkeypatch
+):
     """NaN in all target and draft memory that nobody owns, wrong tokens in the texts that lookup reads."""
     poisoned = []
 
@@ -153,9 +167,7 @@ def test_neighbours_rows_pages_slots_and_what_free_memory_holds_change_nothing(l
         for case in together:
             laws.alone(case)
         order = rng.permutation(len(together))
-        shuffle(llm, rng)
-        poison(llm)
-        with poison_before_every_launch(llm) as launches:
+        with disturbed(llm, rng, monkeypatch) as launches:
             found = run(llm, [together[i] for i in order])
         poisoned.extend(launches)
         for place, output in zip(order, found, strict=True):
@@ -164,6 +176,28 @@ def test_neighbours_rows_pages_slots_and_what_free_memory_holds_change_nothing(l
     law()
     assert {key[0] for key in poisoned} == {"prefill", "decode scored"}
     assert max(key[2] for key in poisoned if key[0] == "decode scored") > 1, "some had drafts"
+
+
+@pytest.mark.parametrize("llm", ["dflash and lookup"], indirect=True)
+def test_long_rounds_of_one_change_nothing_for_the_others(llm, laws, examples, monkeypatch):
+    """A request that copies a text in rounds of 15 drafts, among others that don't, or do with fewer drafts."""
+    prompt = tuple(llm.tokenizer.encode(NUMBERS))
+    greedy = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True, logprobs=3)
+    copying = Case(prompt, greedy)
+    assert max(laws.alone(copying).metrics.accepted_per_round) == 15
+
+    @for_all(examples, others=st.lists(any_case(), min_size=1, max_size=ROWS), rng=PERMUTATIONS)
+    def law(others, rng):
+        together = [copying, *others]
+        for case in others:
+            laws.alone(case)
+        with disturbed(llm, rng, monkeypatch) as launches:
+            found = run(llm, together)
+        assert {key[2] for key in launches if key[0] == "decode scored"} >= {8, 16}
+        for case, output in zip(together, found, strict=True):
+            laws.equal(case, output)
+
+    law()
 
 
 def test_the_lengths_of_launches_and_when_others_arrive_change_nothing(

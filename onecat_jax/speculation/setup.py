@@ -70,10 +70,21 @@ def open_draft(
             "Hugging Face Hub."
         )
     checkpoint = Checkpoint.open(locate_draft(name, speculation.revision))
+    _refuse_pickles(checkpoint)
     config = DFlashConfig.from_hf(checkpoint.config)
     config.check_target(target)
     speculation.drafts(config.block_size - 1)
     return DraftModel(checkpoint, config, find_sources(checkpoint, draft_tensor_specs(config)))
+
+
+def _refuse_pickles(checkpoint: Checkpoint) -> None:
+    """Without the row that it was trained with a draft would run, and draft nothing that is accepted."""
+    file = checkpoint.root / "mask_embedding.pt"
+    if file.is_file():
+        raise CheckpointError(
+            f"{file} holds the draft's embedding of its mask token as a pickle, which isn't read; store it in the safetensors "
+            "file as tensor 'mask_embedding'"
+        )
 
 
 def check_head(speculation: SpeculativeConfig | None, sources: Mapping[str, Source]) -> None:

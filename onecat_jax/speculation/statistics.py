@@ -18,7 +18,7 @@ class Statistics:
       accepted_at: rounds in which at least 1, 2, ... drafts were accepted.
       delivered: tokens handed out.
       steps: rounds of the device loop by their width, whatever number of requests they ran for.
-      seconds: wall time of the launches by the width of their rounds.
+      seconds: wall time of the launches, compiling left out, by the width of their rounds.
     """
 
     launches: int = 0
