@@ -1,6 +1,7 @@
 // FFI handlers of the dense and the NVFP4 linear on CPU.
 #include <array>
 
+#include "linear/cpu_amx.h"
 #include "linear/cpu_rows.h"
 #include "linear/cpu_scalar.h"
 
@@ -14,6 +15,8 @@ float e4m3(int bits) {
   return bits & 0x80 ? -value : value;
 }
 
+constexpr double kAmxCost = 2.0;  // of a weight on the matrix units beside its products, in multiply-adds
+
 const float* products() {
   struct alignas(64) Row {
     float values[16];
@@ -25,6 +28,17 @@ const float* products() {
     return t;
   }();
   return table[0].values;
+}
+
+// Runs call(activations in parts, first block, last block) on the matrix units. Every thread makes the parts for itself: that is
+// less work than to fetch them from another one's cache.
+template <class Call>
+void on_matrix_units(ffi::ThreadPool& pool, const F32& x, F32& y, const Call& call) {
+  for_all_rows(pool, x, y, kAmxRows, kAmxCost, [&](const Activations& a, Pieces& pieces) {
+    const AmxRows rows(a, x.dimensions()[1]);
+    do call(rows, pieces.first(), pieces.last());
+    while (pieces.next());
+  });
 }
 
 ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, LayerIndex index, ResultF32 y, int32_t mul,
@@ -45,8 +59,15 @@ ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, L
 
   const Nvfp4Weight weight{codes.typed_data() + layer * physical_n * k / 2, scales.typed_data() + layer * physical_n * k / 16,
                            global.typed_data() + layer * physical_n, products(), c[2], n};
-  const Kernels& table = kernels(cpu_isa());
-  for_all_rows(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.nvfp4(weight, a, first, last); });
+  const Isa isa = cpu_isa();
+#if defined(__x86_64__)
+  if (isa == Isa::kAmx) {
+    on_matrix_units(pool, x, *y, [&](const AmxRows& a, int64_t first, int64_t last) { amx_nvfp4(weight, a, first, last); });
+    return ffi::Error::Success();
+  }
+#endif
+  const Kernels& table = kernels(isa);
+  for_all_tiles(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.nvfp4(weight, a, first, last); });
   return ffi::Error::Success();
 }
 
@@ -64,8 +85,15 @@ ffi::Error Dense(ffi::ThreadPool pool, F32 x, ffi::AnyBuffer w, LayerIndex index
 
   const char* data = static_cast<const char*>(w.untyped_data()) + layer * d[1] * d[2] * bytes;
   const DenseWeight weight{data, type, d[2], d[1]};
-  const Kernels& table = kernels(cpu_isa());
-  for_all_rows(pool, x, *y, 0.0, [&](const Activations& a, int64_t first, int64_t last) { table.dense(weight, a, first, last); });
+  const Isa isa = cpu_isa();
+#if defined(__x86_64__)
+  if (isa == Isa::kAmx && type == DenseType::kBF16 && d[2] % kAmxUnitK == 0) {
+    on_matrix_units(pool, x, *y, [&](const AmxRows& a, int64_t first, int64_t last) { amx_bf16(weight, a, first, last); });
+    return ffi::Error::Success();
+  }
+#endif
+  const Kernels& table = kernels(isa);
+  for_all_tiles(pool, x, *y, 0.0, [&](const Activations& a, int64_t first, int64_t last) { table.dense(weight, a, first, last); });
   return ffi::Error::Success();
 }
 

@@ -80,7 +80,7 @@ extern const Kernels kAvx512Kernels;
 
 inline const Kernels& kernels(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return kAvx512Kernels;
+  if (isa >= Isa::kAvx512) return kAvx512Kernels;
   if (isa == Isa::kAvx2) return kAvx2Kernels;
 #endif
   (void)isa;

@@ -43,7 +43,6 @@ class LinearRoute:
 
     policy: Policy = Policy()
     separate: bool = False  # dense weights stay separate arrays per layer: for layer loops unrolled in plain JAX on CPU
-    as_stored: bool = False  # separate dense weights keep a checkpoint's 16 bits where the route widens them exactly
 
     @property
     def target(self) -> Target:
@@ -64,8 +63,8 @@ def plan(descriptor: LinearDescriptor, policy: Policy = Policy()) -> Route:
 
 
 def dense_dtype(stored: Iterable[Any], dtype: Any, route: str) -> np.dtype:
-    """The dtype that siblings of one layer are placed in under `LinearRoute.as_stored`: a 16-bit dtype that all of them have
-    where the handler widens it to float32 in registers, which gives the same values for half the bytes; else the compute dtype.
+    """The dtype that dense siblings of one layer are placed in: a 16-bit dtype that all of them have where the handler takes it
+    without rounding, which gives the same values for half the bytes; else the compute dtype.
 
     Args:
       stored: the siblings' dtypes.

@@ -105,25 +105,27 @@ class DenseStack(Stack):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.separate: list[Array] = []
-        shape = (self.layers, self.n, self.k)
-        self.host = None if self.route.separate else _empty(shape, self.dtype)
+        self.host: np.ndarray | None = None  # [L, N, K]
 
     def write(self, at: int, row: Sequence[DenseTensor]) -> None:
-        matrix = self._alone(row) if self.host is None else self.host[at]
+        dtype = dense_dtype([tensor.weight.dtype for tensor in row], self.dtype, self.chosen)
+        matrix = _empty((self.n, self.k), dtype) if self.route.separate else self._room(at, dtype)
         first = 0
         for tensor in row:
             rows = tensor.weight.shape[0]
             _cast_into(matrix[first : first + rows], tensor.weight)
             first += rows
-        if self.host is None:
+        if self.route.separate:
             self.separate.append(self.place(matrix))
 
-    def _alone(self, row: Sequence[DenseTensor]) -> np.ndarray:
-        """Room for a layer that stays separate."""
-        stored = [tensor.weight.dtype for tensor in row]
-        kept = self.route.as_stored
-        dtype = dense_dtype(stored, self.dtype, self.chosen) if kept else self.dtype
-        return _empty((self.n, self.k), dtype)
+    def _room(self, at: int, dtype: np.dtype) -> np.ndarray:
+        """Where layer `at` is written. Layers of several dtypes are all kept in the compute dtype."""
+        if self.host is None:
+            self.host = _empty((self.layers, self.n, self.k), dtype)
+        elif self.host.dtype not in (dtype, self.dtype):
+            narrow, self.host = self.host, _empty(self.host.shape, self.dtype)
+            _cast_into(self.host[:at], narrow[:at])
+        return self.host[at]
 
     def placed(self) -> Dense:
         return Dense(tuple(self.separate) if self.host is None else self.place(self.host))

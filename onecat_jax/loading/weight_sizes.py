@@ -1,11 +1,9 @@
 """Bytes of a checkpoint's tensors as they will lie on a device, from headers alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
 
-import jax.numpy as jnp
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.packing import K_MULTIPLES, packed_shape, physical_rows
@@ -19,7 +17,7 @@ from onecat_jax.custom_calls.linear.routes import (
 )
 from onecat_jax.custom_calls.linear.weights import BLOCK, GROUP
 from onecat_jax.loading.dtypes import DTYPES
-from onecat_jax.loading.formats import Format, FP8Source, INT4Source, Source
+from onecat_jax.loading.formats import DenseSource, Format, FP8Source, INT4Source, Source
 from onecat_jax.models.slices import local_shape
 
 EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
@@ -52,16 +50,14 @@ class DeviceSizes:
     """Bytes on each of several devices.
 
     Attributes:
-      dtype: compute dtype, in which dense matrices are stored.
+      dtype: compute dtype.
       ranks: devices that share the model.
       policy: which layouts quantised weights are packed for.
-      stored: dtypes of dense tensors by name, where layers stay separate and may keep them (`LinearRoute.as_stored`).
     """
 
     dtype: str
     ranks: int = 1
     policy: Policy = Policy()
-    stored: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, sources: Mapping[str, Source]) -> dict[str, int]:
         """Bytes of every tensor, by name. What a fused site needs beyond its tensors is counted with the last of them.
@@ -76,17 +72,16 @@ class DeviceSizes:
                 total = self._quantised(members)
                 sizes |= _shared(names, [s.spec.shape[0] for s in members], total)
                 continue
-            itemsize = self._itemsize(names)
+            itemsize = self._itemsize(members)
             for name, source in zip(names, members, strict=True):
                 sizes[name] = self._dense(source, itemsize)
         return sizes
 
-    def _itemsize(self, names: Sequence[str]) -> int:
-        """Of dense matrices that are placed side by side."""
-        if any(name not in self.stored for name in names):
-            return jnp.dtype(self.dtype).itemsize
+    def _itemsize(self, members: Sequence[Source]) -> int:
+        """Of dense matrices that are placed side by side; what is decoded for it comes in the compute dtype."""
+        stored = [DTYPES[s.dtype] if isinstance(s, DenseSource) else self.dtype for s in members]
         route = self._route("dense", 1, 1)  # any shape will do
-        return dense_dtype([self.stored[name] for name in names], self.dtype, route).itemsize
+        return dense_dtype(stored, self.dtype, route).itemsize
 
     def _dense(self, source: Source, itemsize: int) -> int:
         """Small tensors are kept in float32, whole numbers in 32 bits."""

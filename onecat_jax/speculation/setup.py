@@ -1,7 +1,7 @@
 """From a speculative config to what an engine needs for it: the draft's checkpoint, its share of memory, its drafters."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 
@@ -11,7 +11,6 @@ from onecat_jax.custom_calls.linear import LinearRoute
 from onecat_jax.errors import CheckpointError, EngineError
 from onecat_jax.loading import Checkpoint
 from onecat_jax.loading.draft_plan import DraftPlan
-from onecat_jax.loading.dtypes import DTYPES
 from onecat_jax.loading.formats import Source
 from onecat_jax.loading.hub import EMBEDDED, locate_draft
 from onecat_jax.loading.memory_plan import KV_STORAGE
@@ -138,17 +137,11 @@ def plan_draft(
 
 
 def _draft_bytes(draft: DraftModel, compute: str, engine: EngineConfig) -> int:
-    """Bytes of a draft's weights on each device. Keys' and values' projections are placed twice, then side by side."""
-    held = draft.checkpoint.tensors
-    dense = {name: source for name, source in draft.sources.items() if source.format == "dense"}
-    stored = {name: DTYPES[held[source.weight].dtype] for name, source in dense.items()}
+    """Bytes of a draft's weights on each device. Keys' and values' projections are placed twice."""
     policy = Policy(engine.backend, engine.strict)
-    layers = DeviceSizes(compute, engine.tensor_parallel_size, policy, stored)
-    sizes = layers.of(draft.sources)
+    sizes = DeviceSizes(compute, engine.tensor_parallel_size, policy).of(draft.sources)
     copied = [n for n in sizes if n.removesuffix(".weight").endswith(("k_proj", "v_proj"))]
-    joined = layers if len({stored.get(n) for n in copied}) == 1 else replace(layers, stored={})
-    copies = joined.of(draft.sources)
-    return sum(sizes.values()) + sum(copies[name] for name in copied)
+    return sum(sizes.values()) + sum(sizes[name] for name in copied)
 
 
 def _widest(speculation: SpeculativeConfig, config: DFlashConfig) -> int:
@@ -184,7 +177,7 @@ def load_draft(
     params = build_draft(
         tensor_source(draft.checkpoint, draft.sources, placement.size),
         draft.config,
-        route=LinearRoute(policy, as_stored=True),
+        route=LinearRoute(policy),
         dtype=dtype,
         placement=placement,
         progress=advance,
