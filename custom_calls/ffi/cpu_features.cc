@@ -3,10 +3,8 @@
 #include <atomic>
 #include <stdexcept>
 
-#if defined(__x86_64__)
+#if defined(ONECAT_AMX) && defined(__linux__)
 #include <cpuid.h>
-#endif
-#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -14,7 +12,7 @@
 namespace onecat {
 namespace {
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(ONECAT_AMX) && defined(__linux__)
 // The kernel grants a process the tiles' registers on request.
 bool has_amx() {
   unsigned a, b, c, d;

@@ -1,6 +1,6 @@
 // The kernels of cpu_amx.h. A tile of 16 weight rows and 32 k is the left operand of a matrix instruction, a tile of 16
 // activation rows in one part the right one, so weights need no transposition.
-#if defined(__x86_64__)
+#if defined(ONECAT_AMX)
 #include "linear/cpu_amx.h"
 
 #include <immintrin.h>

@@ -15,8 +15,6 @@ float e4m3(int bits) {
   return bits & 0x80 ? -value : value;
 }
 
-constexpr double kAmxCost = 2.0;  // of a weight on the matrix units beside its products, in multiply-adds
-
 const float* products() {
   struct alignas(64) Row {
     float values[16];
@@ -30,16 +28,19 @@ const float* products() {
   return table[0].values;
 }
 
+#if defined(ONECAT_AMX)
 // Runs call(activations in parts, first block, last block) on the matrix units. Every thread makes the parts for itself: that is
 // less work than to fetch them from another one's cache.
 template <class Call>
 void on_matrix_units(ffi::ThreadPool& pool, const F32& x, F32& y, const Call& call) {
-  for_all_rows(pool, x, y, kAmxRows, kAmxCost, [&](const Activations& a, Pieces& pieces) {
+  constexpr double kCost = 2.0;  // decoding a weight, in multiply-adds
+  for_all_rows(pool, x, y, kAmxRows, kCost, [&](const Activations& a, Pieces& pieces) {
     const AmxRows rows(a, x.dimensions()[1]);
     do call(rows, pieces.first(), pieces.last());
     while (pieces.next());
   });
 }
+#endif
 
 ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, LayerIndex index, ResultF32 y, int32_t mul,
                  int32_t add) {
@@ -60,7 +61,7 @@ ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, L
   const Nvfp4Weight weight{codes.typed_data() + layer * physical_n * k / 2, scales.typed_data() + layer * physical_n * k / 16,
                            global.typed_data() + layer * physical_n, products(), c[2], n};
   const Isa isa = cpu_isa();
-#if defined(__x86_64__)
+#if defined(ONECAT_AMX)
   if (isa == Isa::kAmx) {
     on_matrix_units(pool, x, *y, [&](const AmxRows& a, int64_t first, int64_t last) { amx_nvfp4(weight, a, first, last); });
     return ffi::Error::Success();
@@ -86,7 +87,7 @@ ffi::Error Dense(ffi::ThreadPool pool, F32 x, ffi::AnyBuffer w, LayerIndex index
   const char* data = static_cast<const char*>(w.untyped_data()) + layer * d[1] * d[2] * bytes;
   const DenseWeight weight{data, type, d[2], d[1]};
   const Isa isa = cpu_isa();
-#if defined(__x86_64__)
+#if defined(ONECAT_AMX)
   if (isa == Isa::kAmx && type == DenseType::kBF16 && d[2] % kAmxUnitK == 0) {
     on_matrix_units(pool, x, *y, [&](const AmxRows& a, int64_t first, int64_t last) { amx_bf16(weight, a, first, last); });
     return ffi::Error::Success();

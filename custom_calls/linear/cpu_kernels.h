@@ -1,4 +1,5 @@
-// What the CPU kernels of the linear compute. One contract for every instruction set, so that results don't depend on it:
+// What the CPU kernels of the linear compute. One contract for every vector instruction set, so that results don't depend on it;
+// cpu_amx.h has that of matrix units.
 //
 //   Output (m, n) has 16 running sums. For each group of 16 consecutive k, in ascending order,
 //     sum[i] = fma(w[n][16 g + i], x[m][16 g + i], sum[i]).

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.packing import K_MULTIPLES, packed_shape, physical_rows
 from onecat_jax.custom_calls.linear.routes import (
