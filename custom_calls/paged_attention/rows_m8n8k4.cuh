@@ -1,0 +1,354 @@
+// Decode, verify and draft rows on m8n8k4 (sm_70). One block of 8 warps takes some rows of one kv head and a run of splits,
+// and goes through tiles of 32 keys, which are read into registers one tile ahead and expanded to float16 on their way to
+// shared memory:
+//   keys:    a warp multiplies all rows by 16 keys over a quarter of D; the quarters meet in shared memory. Its four quad
+//            pairs are 2 octets of rows x 2 octets of keys;
+//   softmax: 8 lanes per row;
+//   values:  a warp multiplies all rows' weights by an eighth of D; quad pairs are 2 octets of rows x 2 halves of the columns.
+// What rows_m16n8k16.cuh says about tiles without visible keys and positions that no row sees holds here too.
+//
+// In shared memory the 16-byte chunk c of row r lies at c ^ s(r), with s such that eight lanes meet no bank twice.
+#pragma once
+#include "paged_attention/caches.cuh"
+#include "paged_attention/request.cuh"
+
+namespace onecat::paged_attention {
+
+constexpr int kTile = 32, kWarps = 8;
+constexpr int kPitch = kTile + 8;  // of rows of scores and weights
+
+struct Lane {
+  int lane, warp;
+  int quad;               // row or column of the lane in its quad pair's octet
+  int rows, columns;      // which octet of the instruction's 16 rows and 16 columns
+  int upper;              // 4 in the second quad of a pair
+
+  __device__ __forceinline__ Lane() : lane(threadIdx.x & 31), warp(__shfl_sync(~0u, threadIdx.x >> 5, 0)) {
+    upper = (lane >> 4) * 4;
+    quad = (lane & 3) + upper;
+    rows = (lane >> 3) & 1;
+    columns = (lane >> 2) & 1;
+  }
+  // Of sum x of the instruction.
+  __device__ __forceinline__ int sum_row(int x) const { return rows * 8 + (lane & 1) + (x & 2) + upper; }
+  __device__ __forceinline__ int sum_column(int x) const { return (x & 4) + (lane & 2) + (x & 1); }
+};
+
+__device__ __forceinline__ int key_turn(int row) { return (row & 3) | ((row >> 1) & 4); }
+template <int kDim>
+__device__ __forceinline__ int value_turn(int row) {
+  return kDim == 256 ? (row & 1) | ((row & 2) << 1) : (row & 3) << 1;
+}
+
+// ---- a tile in registers: a warp has 4 tokens, which lie in one page
+
+template <int kDim, class Cache>
+struct Stage {
+  static constexpr int kTokens = kTile / kWarps;
+  static constexpr int kWords = Cache::kStored == 4 ? 2 : 1;                      // of 16 bytes that a lane reads together
+  static constexpr int kUnits = kDim * Cache::kStored / 16 / kWords;              // of such words in a token
+  static constexpr int kReads = kTokens * kUnits / 32;
+  static constexpr int kChunks = Cache::kBytes == 1 ? 2 : 1;                      // of float16 that a unit becomes
+
+  const Request& request;
+  const Pages pages;
+  const Lane& me;
+  const size_t stride;  // bytes from token to token
+  const u8 *key, *value;
+  uint4 k[kReads][kWords], v[kReads][kWords];
+  int tile, page;  // to be read next; no tile if below 0
+
+  __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& lane)
+      : request(r), pages(a, r), me(lane), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
+    const int at = work.head * kDim * Cache::kStored + me.lane % kUnits * 16 * kWords;
+    key = a.k + at;
+    value = a.v + at;
+  }
+
+  __device__ __forceinline__ int row(int j) const { return (j * 32 + me.lane) / kUnits; }
+  __device__ __forceinline__ int unit(int j) const { return (j * 32 + me.lane) % kUnits; }
+
+  // Notes the walk's tile, asks for its page and moves the walk on.
+  __device__ __forceinline__ void look(Walk<kTile>& walk, const Tiles<kTile>& tiles) {
+    tile = -1;
+    if (!walk.live()) return;
+    tile = walk.tile;
+    page = pages.page(max(min(tile * kTile + me.warp * kTokens, request.end - 1), request.first));
+    walk.advance(tiles);
+  }
+
+  __device__ __forceinline__ void read() {
+    if (tile < 0) return;
+    const int position = tile * kTile + me.warp * kTokens;
+    const size_t from = (size_t)page * pages.size + pages.offset(position);
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int at = position + row(j);
+      const bool live = at < request.end && at >= request.first;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        k[j][i] = v[j][i] = make_uint4(0, 0, 0, 0);
+        if (live) {
+          k[j][i] = load_once(key + (from + row(j)) * stride + 16 * i);
+          v[j][i] = load_once(value + (from + row(j)) * stride + 16 * i);
+        }
+      }
+    }
+  }
+
+  // One unit as float16 chunks.
+  static __device__ __forceinline__ void expand(const uint4 (&x)[kWords], uint4 (&to)[kChunks]) {
+    if constexpr (Cache::kBytes == 1) {
+      to[0] = make_uint4(Cache::template pair<0>(x[0].x), Cache::template pair<2>(x[0].x), Cache::template pair<0>(x[0].y),
+                         Cache::template pair<2>(x[0].y));
+      to[1] = make_uint4(Cache::template pair<0>(x[0].z), Cache::template pair<2>(x[0].z), Cache::template pair<0>(x[0].w),
+                         Cache::template pair<2>(x[0].w));
+    } else if constexpr (kWords == 2) {
+      to[0] = narrow(x[0], x[1]);
+    } else {
+      to[0] = x[0];
+    }
+  }
+
+  __device__ __forceinline__ void write(u8* keys, u8* values) const {
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int to = me.warp * kTokens + row(j), first = unit(j) * kChunks;
+      uint4 x[kChunks], y[kChunks];
+      expand(k[j], x);
+      expand(v[j], y);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        *reinterpret_cast<uint4*>(keys + to * kDim * 2 + (((first + c) ^ key_turn(to)) << 4)) = x[c];
+        *reinterpret_cast<uint4*>(values + to * kDim * 2 + (((first + c) ^ value_turn<kDim>(to)) << 4)) = y[c];
+      }
+    }
+  }
+};
+
+// ---- the three steps
+
+template <int kDim, int kBands, class Cache>
+struct RowsBlock {
+  static constexpr int kRows = 16 * kBands;
+  static constexpr int kTurns = (kRows + 31) / 32;  // of softmax, 32 rows each
+  static constexpr int kParts = kDim / 128;         // sums of a band: column octets of a quad pair
+  static constexpr int kChunks = kDim / 8;          // of 16 bytes in a row
+  static constexpr float kFactor = Cache::kFactor;
+
+  const AttendArgs& a;
+  const Lane me;
+  const Work work;
+  const Request request;
+  const Tiles<kTile> tiles;
+  u8 *queries, *keys, *values;
+  float* scores;    // [4, kRows, kPitch]
+  __half* weights;  // [kRows, kPitch]
+  float* fades;     // [kRows]
+  float out[kBands][kParts][8];
+  float top[kTurns], sum[kTurns];
+  Seen seen[kTurns];
+
+  __device__ __forceinline__ RowsBlock(const AttendArgs& args, u8* shared)
+      : a(args), work(args, kRows), request(args, work.b), tiles(args, request) {
+    queries = shared;
+    keys = queries + kRows * kDim * 2;
+    values = keys + kTile * kDim * 2;
+    scores = reinterpret_cast<float*>(values + kTile * kDim * 2);
+    weights = reinterpret_cast<__half*>(scores + 4 * kRows * kPitch);
+    fades = reinterpret_cast<float*>(weights + kRows * kPitch);
+  }
+
+  __device__ __forceinline__ int softmax_row(int turn) const { return turn * 32 + me.warp * 4 + (me.lane >> 3); }
+
+  __device__ __forceinline__ void load_queries() {
+#pragma unroll
+    for (int i = 0; i < kRows * kChunks / 256; ++i) {
+      const int at = i * 256 + threadIdx.x, row = at / kChunks, chunk = at % kChunks;
+      const __half* from = work.query(a, row, kDim);
+      *reinterpret_cast<uint4*>(queries + row * kDim * 2 + ((chunk ^ (row & 7)) << 4)) =
+          from ? reinterpret_cast<const uint4*>(from)[chunk] : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) seen[i] = seen_by(a, request, (work.first_row + softmax_row(i)) / a.group);
+  }
+
+  __device__ __forceinline__ void restart() {
+#pragma unroll
+    for (int m = 0; m < kBands; ++m)
+#pragma unroll
+      for (int y = 0; y < kParts; ++y)
+#pragma unroll
+        for (int x = 0; x < 8; ++x) out[m][y][x] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) top[i] = lowest(), sum[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void multiply_keys() {
+    const int quarter = me.warp >> 1, first = (me.warp & 1) * 16 + me.columns * 8;
+    const int key = first + me.quad, row = me.rows * 8 + me.quad;
+    float s[kBands][8] = {};
+#pragma unroll
+    for (int c = 0; c < kChunks / 4; ++c) {
+      const int chunk = quarter * (kChunks / 4) + c;
+      const uint4 k = *reinterpret_cast<const uint4*>(keys + key * kDim * 2 + ((chunk ^ key_turn(key)) << 4));
+#pragma unroll
+      for (int m = 0; m < kBands; ++m) {
+        const uint4 q = *reinterpret_cast<const uint4*>(queries + (m * 16 + row) * kDim * 2 + ((chunk ^ (row & 7)) << 4));
+        multiply_by_columns(s[m], q.x, q.y, k.x, k.y);
+        multiply_by_columns(s[m], q.z, q.w, k.z, k.w);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kBands; ++m)
+#pragma unroll
+      for (int x = 0; x < 8; x += 2)
+        *reinterpret_cast<float2*>(scores + (quarter * kRows + m * 16 + me.sum_row(x)) * kPitch + first + me.sum_column(x)) =
+            make_float2(s[m][x], s[m][x + 1]);
+  }
+
+  // A lane has 4 neighbouring keys.
+  __device__ __forceinline__ void softmax_row_of(int turn, int tile, bool whole) {
+    const int row = softmax_row(turn), l = me.lane & 7;
+    const float* from = scores + row * kPitch + 4 * l;
+    float s[4] = {}, most = lowest(), added = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(from + i * kRows * kPitch);
+      s[0] += x.x, s[1] += x.y, s[2] += x.z, s[3] += x.w;
+    }
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      if (!whole && !seen[turn].has(tile * kTile + 4 * l + x)) s[x] = lowest();
+      most = fmaxf(most, s[x]);
+    }
+#pragma unroll
+    for (int x = 1; x < 8; x <<= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, x));
+    const float scale = a.scale * kFactor;
+    const float now = fmaxf(top[turn], most * scale), shift = now == lowest() ? 0.0f : now;
+    const float fade = exp2_fast(top[turn] - shift);
+#pragma unroll
+    for (int x = 0; x < 4; ++x) s[x] = exp2_fast(fmaf(s[x], scale, -shift)), added += s[x];
+    if (l == 0) fades[row] = fade;
+    *reinterpret_cast<uint2*>(weights + row * kPitch + 4 * l) = make_uint2(pack(s[0], s[1]), pack(s[2], s[3]));
+    top[turn] = now;
+    sum[turn] = sum[turn] * fade + added;
+  }
+
+  __device__ __forceinline__ void softmax(int tile) {
+    const bool whole = Tiles<kTile>::whole(a, request, tile);
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i)
+      if (i * 32 + me.warp * 4 < kRows) softmax_row_of(i, tile, whole);
+  }
+
+  // Operand B of 4 keys from `key` on, of each column octet.
+  __device__ __forceinline__ void load_values(int key, u32 (&b)[kParts][2]) const {
+    const int row = key + (me.lane & 3), chunk = (me.warp * 2 + me.columns) * kParts;
+    const u8* from = values + row * kDim * 2;
+    if constexpr (kParts == 2) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from + (((chunk + (me.upper >> 2)) ^ value_turn<kDim>(row)) << 4));
+      b[0][0] = x.x, b[0][1] = x.y, b[1][0] = x.z, b[1][1] = x.w;
+    } else {
+      const uint2 x = *reinterpret_cast<const uint2*>(from + ((chunk ^ value_turn<kDim>(row)) << 4) + 2 * me.upper);
+      b[0][0] = x.x, b[0][1] = x.y;
+    }
+  }
+
+  __device__ __forceinline__ void fade_out() {
+#pragma unroll
+    for (int m = 0; m < kBands; ++m)
+#pragma unroll
+      for (int x = 0; x < 4; x += 2) {
+        const float fade = fades[m * 16 + me.sum_row(x)];
+#pragma unroll
+        for (int y = 0; y < kParts; ++y) {
+          out[m][y][x] *= fade, out[m][y][x + 1] *= fade;
+          out[m][y][x + 4] *= fade, out[m][y][x + 5] *= fade;
+        }
+      }
+  }
+
+  __device__ __forceinline__ void multiply_values() {
+    fade_out();
+#pragma unroll
+    for (int k = 0; k < kTile; k += 8) {
+      u32 low[kParts][2], high[kParts][2];
+      load_values(k, low);
+      load_values(k + 4, high);
+#pragma unroll
+      for (int m = 0; m < kBands; ++m) {
+        const uint4 p = *reinterpret_cast<const uint4*>(weights + (m * 16 + me.rows * 8 + me.quad) * kPitch + k);
+#pragma unroll
+        for (int y = 0; y < kParts; ++y) {
+          multiply_by_rows(out[m][y], p.x, p.y, low[y][0], low[y][1]);
+          multiply_by_rows(out[m][y], p.z, p.w, high[y][0], high[y][1]);
+        }
+      }
+    }
+  }
+
+  // ---- results of a split
+
+  __device__ __forceinline__ void finish(int split) {
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      float total = sum[i];
+#pragma unroll
+      for (int x = 1; x < 8; x <<= 1) total += __shfl_xor_sync(~0u, total, x);
+      const int row = softmax_row(i);
+      if (row < kRows && !(me.lane & 7))
+        reinterpret_cast<float2*>(a.sums)[work.partial_row(a, split) + row] = make_float2(top[i], total);
+    }
+    float* to = a.partial + work.partial_row(a, split) * kDim + me.warp * (kDim / 8) + me.columns * 8 * kParts;
+#pragma unroll
+    for (int m = 0; m < kBands; ++m)
+#pragma unroll
+      for (int x = 0; x < 8; x += 2) {
+        const int row = m * 16 + me.sum_row(x);
+        if (work.first_row + row >= a.tokens * a.group) continue;
+#pragma unroll
+        for (int y = 0; y < kParts; ++y)
+          *reinterpret_cast<float2*>(to + row * kDim + kParts * (x & 4) + 4 * y + (me.lane & 2)) =
+              make_float2(kFactor * out[m][y][x], kFactor * out[m][y][x + 1]);
+      }
+    restart();
+  }
+
+  __device__ __forceinline__ void run() {
+    Walk<kTile> walk(tiles, work.from, work.to);
+    if (!walk.live()) return;
+    Walk<kTile> ahead = walk;
+    Stage<kDim, Cache> stage(a, request, work, me);
+    stage.look(ahead, tiles);
+    stage.read();
+    stage.look(ahead, tiles);
+    load_queries();
+    restart();
+    while (true) {
+      __syncthreads();
+      stage.write(keys, values);
+      __syncthreads();
+      stage.read();
+      stage.look(ahead, tiles);
+      multiply_keys();
+      __syncthreads();
+      softmax(walk.tile);
+      __syncthreads();
+      multiply_values();
+      const int split = walk.split;
+      walk.advance(tiles);
+      if (walk.split != split) finish(split);
+      if (!walk.live()) break;
+    }
+  }
+};
+
+template <int kDim, int kBands, class Cache>
+__device__ __forceinline__ void attend_rows(const AttendArgs& a) {
+  extern __shared__ __align__(128) u8 shared[];
+  RowsBlock<kDim, kBands, Cache> block(a, shared);
+  block.run();
+}
+
+}  // namespace onecat::paged_attention
