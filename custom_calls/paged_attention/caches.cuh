@@ -1,7 +1,8 @@
 // How a cache's elements become float16 pairs. All expansions are exact but that of float32, which rounds once.
 //
-// kStored and kBytes: bytes of an element in the cache and in shared memory. kFactor: what expanded values must be multiplied
-// by. pair<i>(w): bytes i and i + 1 of a word; cross<i>(x, y): byte i of each of two words.
+// kStored and kBytes: bytes of an element in the cache and in shared memory; where they differ, expand(from) gives the 16
+// bytes. kFactor: what expanded values must be multiplied by. pair<i>(w): bytes i and i + 1 of a word; cross<i>(x, y): byte i of
+// each of two words.
 //
 // By bits, E5M2 is the upper half of a float16, and E4M3 shifted right by one place is its value times 2^-8; there the codes
 // of NaN read as 480, which writing to the cache never makes of finite values.
@@ -18,6 +19,7 @@ struct F16Cache {
 struct F32Cache {
   static constexpr int kStored = 4, kBytes = 2;
   static constexpr float kFactor = 1.0f;
+  static __device__ __forceinline__ uint4 expand(const u8* from) { return narrow(load_once(from), load_once(from + 16)); }
 };
 
 // Byte i of a word, and i of another, in the upper halves of two float16.
@@ -68,5 +70,14 @@ struct E4M3Cache {
   }
 #endif
 };
+
+// 16 float8 as two chunks of float16.
+template <class Cache>
+__device__ __forceinline__ void expand_chunk(const uint4& x, uint4& low, uint4& high) {
+  low = make_uint4(Cache::template pair<0>(x.x), Cache::template pair<2>(x.x), Cache::template pair<0>(x.y),
+                   Cache::template pair<2>(x.y));
+  high = make_uint4(Cache::template pair<0>(x.z), Cache::template pair<2>(x.z), Cache::template pair<0>(x.w),
+                    Cache::template pair<2>(x.w));
+}
 
 }  // namespace onecat::paged_attention

@@ -11,13 +11,14 @@ from onecat_jax.custom_calls.paged_attention.gpu_call import attend_gpu
 from onecat_jax.custom_calls.paged_attention.pages import AttentionRows, write_plain
 from onecat_jax.custom_calls.paged_attention.routes import (
     CPU,
+    GPU,
     LAYOUT_OF_ROUTE,
     AttentionDescriptor,
     plan,
 )
 from onecat_jax.errors import EngineError
 
-_WRITE_CPU = "onecat_kv_write_rows_cpu_v1"
+_WRITES = {CPU: "onecat_kv_write_rows_cpu_v1", GPU: "onecat_kv_write_rows_gpu_v1"}
 _ATTEND_CPU = "onecat_attend_rows_cpu_v2"
 _WHOLE = 2**31 - 1  # a window that every position fits into
 
@@ -47,12 +48,12 @@ def write_tokens(
     Raises:
       EngineError: strict policy and no fast route.
     """
-    descriptor = _describe(k, k_pages)
-    if plan("key/value write", descriptor, policy).name != CPU:
+    target = _WRITES.get(plan("key/value write", _describe(k, k_pages), policy).name)
+    if target is None:
         return write_plain(k_pages, v_pages, k, v, rows, first_page)
     caches = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (k_pages, v_pages))
     call = jax.ffi.ffi_call(
-        _WRITE_CPU, caches, input_output_aliases={0: 0, 1: 1}, vmap_method="sequential"
+        target, caches, input_output_aliases={0: 0, 1: 1}, vmap_method="sequential"
     )
     keys, values = call(k_pages, v_pages, k, v, *_where(rows, first_page))
     return keys, values
@@ -78,7 +79,7 @@ def attend(
 
     On the handlers' routes a row's bits depend on its position and on the keys that it sees alone: not on the batch,
     other rows, how many there are, page numbers, the table's width or threads. On GPUs that takes finite values at the
-    positions that some row of the call sees.
+    positions that some row of the call sees, and calls of up to 16 rows have other bits than longer ones.
 
     Args:
       q: [B, T, H, D] after norm and rotary embedding.

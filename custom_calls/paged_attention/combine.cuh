@@ -19,7 +19,7 @@ struct RowSplits {
   float total = 0.0f;
 
   __device__ __forceinline__ RowSplits(const AttendArgs& a, const Request& r, size_t first)
-      : tiles(a, r), lane(threadIdx.x & 31), row(first), stride(a.rows) {}
+      : tiles(r.first, r.end, a.splits), lane(threadIdx.x & 31), row(first), stride(a.rows) {}
 
   __device__ __forceinline__ bool live(int split) const { return split < tiles.splits && tiles.any_of(split); }
 

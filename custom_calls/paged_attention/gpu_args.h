@@ -3,7 +3,7 @@
 
 namespace onecat::paged_attention {
 
-// Attention of 1 .. 16 new rows per request. A row of one kv head is t * G + g; rows are padded to blocks.
+// Attention of new rows. A row of one kv head is t * G + g. Prefill has one split and no partial results.
 struct AttendArgs {
   const void* q;                    // [B, T, H, D] float16
   const unsigned char *k, *v;       // [X, S, J, D]
@@ -23,6 +23,7 @@ constexpr int kMaxTokens = 16;
 constexpr int kMaxQueryHeads = 12;  // query heads per kv head
 constexpr int kMaxSplits = 160;
 constexpr int kAttendThreads = 256;
+constexpr int kPrefillRows = 128;  // of a block on m16n8k16: tokens of one query head
 
 // m16n8k16 copies tiles of float16 this many ahead, of float8 twice as many: as many as shared memory holds.
 constexpr int kAheadSm80 = 1, kAheadSm90 = 2;

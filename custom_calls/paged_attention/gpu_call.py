@@ -1,8 +1,8 @@
-"""Attention over few rows on GPUs: the shape of its workspace and the call.
+"""Attention on GPUs: the calls, and the shape of their workspace.
 
-Each kv head's keys are dealt to a fixed number of splits, tile by tile; partial results of all splits are put together in a
-fixed order. How many splits there are is part of the numbers, so it depends on the GPU family and the heads alone, never on
-the batch, the rows or the lengths.
+For few rows each kv head's keys are dealt to a fixed number of splits, tile by tile; partial results of all splits are put
+together in a fixed order. How many splits there are is part of the numbers, so it depends on the GPU family and the heads,
+never on the batch, the rows or the lengths.
 """
 
 import jax
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from onecat_jax.custom_calls.paged_attention.pages import AttentionRows
+from onecat_jax.custom_calls.paged_attention.pages import SHORT_ROWS, AttentionRows
 
-_ATTEND = "onecat_attend_rows_gpu_v1"
+_ATTEND, _PREFILL = "onecat_attend_rows_gpu_v1", "onecat_attend_prefill_gpu_v1"
 # Times kv heads: about the multiprocessors of a V100 and of an H200.
 _SPLITS = {"m8n8k4": 80, "m16n8k16": 132}
 _MAX_WINDOW = 2**31 - 1
@@ -42,28 +42,22 @@ def attend_gpu(
     causal: bool,
     layout: str,
 ) -> Array:
-    """`attend` (call.py) by the kernel of a layout, "m8n8k4" or "m16n8k16".
+    """`attend` (call.py) by the kernels of a layout, "m8n8k4" or "m16n8k16".
 
-    Beside the result the call returns its workspace, which so has a place in the program's memory plan: partial results
-    [B, J, splits, rows, D + 2] float32.
+    Up to SHORT_ROWS rows the call returns its workspace beside the result, which so has a place in the program's memory plan:
+    partial results [B, J, splits, rows, D + 2] float32.
     """
     batch, tokens, heads, dim = q.shape
     kv_heads = k_pages.shape[2]
-    padded = workspace(tokens, heads // kv_heads, dim)
-    parts = (batch, kv_heads, splits(layout, kv_heads), padded)
-    shapes = (q.shape, (*parts, dim), (*parts, 2))
+    shapes: tuple[tuple[int, ...], ...] = (q.shape,)
+    if tokens <= SHORT_ROWS:
+        padded = workspace(tokens, heads // kv_heads, dim)
+        parts = (batch, kv_heads, splits(layout, kv_heads), padded)
+        shapes = (q.shape, (*parts, dim), (*parts, 2))
     results = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    call = jax.ffi.ffi_call(_ATTEND, results, vmap_method="sequential")
+    target = _ATTEND if tokens <= SHORT_ROWS else _PREFILL
+    call = jax.ffi.ffi_call(target, results, vmap_method="sequential")
     where = (rows.table, rows.start, rows.count, jnp.asarray(first_page, jnp.int32))
     back = np.int64(_MAX_WINDOW if window is None else min(window, _MAX_WINDOW))
-    out, _, _ = call(
-        q,
-        k_pages,
-        v_pages,
-        *where,
-        scale=np.float32(scale),
-        window=back,
-        causal=bool(causal),
-        layout=layout,
-    )
-    return out
+    how = {"scale": np.float32(scale), "window": back, "causal": bool(causal), "layout": layout}
+    return call(q, k_pages, v_pages, *where, **how)[0]

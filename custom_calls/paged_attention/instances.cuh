@@ -27,3 +27,17 @@
   ONECAT_ATTEND_CACHES(128, 2, 32) \
   ONECAT_COMBINE(256, TILE)        \
   ONECAT_COMBINE(128, TILE)
+
+#define ONECAT_PREFILL(DIM, NAME, CACHE)                                                         \
+  extern "C" __global__ void __launch_bounds__(256, 1)                                           \
+      prefill_d##DIM##_##NAME(const __grid_constant__ onecat::paged_attention::AttendArgs a) {   \
+    onecat::paged_attention::prefill<DIM, onecat::paged_attention::CACHE>(a);                    \
+  }
+
+#define ONECAT_PREFILLS()                  \
+  ONECAT_PREFILL(256, f16, F16Cache)       \
+  ONECAT_PREFILL(256, e4m3, E4M3Cache)     \
+  ONECAT_PREFILL(256, e5m2, E5M2Cache)     \
+  ONECAT_PREFILL(128, f16, F16Cache)       \
+  ONECAT_PREFILL(128, e4m3, E4M3Cache)     \
+  ONECAT_PREFILL(128, e5m2, E5M2Cache)

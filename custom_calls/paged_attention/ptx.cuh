@@ -73,12 +73,26 @@ __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
   return r;
 }
 
-// 16 bytes to shared memory in the background, or zeros.
-__device__ __forceinline__ void copy_async(u32 to, const void* from, bool read) {
+// 16 bytes to shared memory in the background.
+__device__ __forceinline__ void copy_async(u32 to, const void* from) {
+#ifdef EVICT
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
+#else
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
+#endif
+}
+__device__ __forceinline__ void copy_async_or_zero(u32 to, const void* from, bool read) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(read ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void store_shared(u32 to, const uint4& x) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(u32 from) {
+  uint4 r;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(from) : "memory");
+  return r;
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

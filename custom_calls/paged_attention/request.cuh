@@ -38,10 +38,11 @@ __device__ __forceinline__ Seen seen_by(const AttendArgs& a, const Request& r, i
 struct Work {
   int b, head, first_row, from, to;
 
+  __device__ __forceinline__ Work(int batch_row, int kv_head) : b(batch_row), head(kv_head), first_row(0), from(0), to(1) {}
   __device__ __forceinline__ Work(const AttendArgs& a, int block_rows) {
     const int blocks = a.rows / block_rows, runs = (a.splits + a.run - 1) / a.run;
     int id = blockIdx.x;
-    first_row = id % blocks * block_rows;
+    first_row = (blocks - 1 - id % blocks) * block_rows;  // later rows, which see more, start first
     id /= blocks;
     head = id % a.kv_heads;
     id /= a.kv_heads;
@@ -65,18 +66,18 @@ template <int kTile>
 struct Tiles {
   int end, splits, base, phase;
 
-  __device__ __forceinline__ Tiles(const AttendArgs& a, const Request& r) : splits(a.splits) {
-    const int begin = r.first / kTile;
-    end = (r.end + kTile - 1) / kTile;
+  // Those that hold positions first .. last - 1.
+  __device__ __forceinline__ Tiles(int first, int last, int count) : end((last + kTile - 1) / kTile), splits(count) {
+    const int begin = first / kTile;
     phase = begin % splits;
     base = begin - phase;
   }
   __device__ __forceinline__ int first_of(int split) const { return base + split + (split < phase ? splits : 0); }
   __device__ __forceinline__ bool any_of(int split) const { return first_of(split) < end; }
-  // Whether all rows see all keys of a tile.
-  static __device__ __forceinline__ bool whole(const AttendArgs& a, const Request& r, int tile) {
+  // Whether rows at positions first .. last see all keys of a tile.
+  static __device__ __forceinline__ bool whole(const AttendArgs& a, const Request& r, int tile, int first, int last) {
     const int position = tile * kTile;
-    return position + kTile <= (a.causal ? r.start + 1 : r.end) && position >= r.end - a.window;
+    return position + kTile <= (a.causal ? first + 1 : r.end) && position > last - a.window;
   }
 };
 
@@ -115,9 +116,12 @@ struct Pages {
     const unsigned unit = static_cast<unsigned>(position) >> 4;
     return reciprocal ? __umulhi(unit, reciprocal) : unit;
   }
-  // An id outside the cache reads some page rather than foreign memory.
-  __device__ __forceinline__ int page(int position) const { return max(0, min(first_page + table[place(position)], last)); }
-  __device__ __forceinline__ int offset(int position) const { return position - place(position) * size; }
+  // The table's entry is used as late as possible: whoever computes with it waits for it.
+  __device__ __forceinline__ int entry(int position) const { return table[place(position)]; }
+  // Token of the cache at a position whose entry is known. An entry outside the cache reads some page, not foreign memory.
+  __device__ __forceinline__ size_t token(int entry, int position) const {
+    return (size_t)max(0, min(first_page + entry, last)) * size + (position - place(position) * size);
+  }
 };
 
 }  // namespace onecat::paged_attention

@@ -10,6 +10,7 @@ from onecat_jax.custom_calls.paged_attention.pages import SHORT_ROWS
 
 CPU = "cpu handler"
 TILES = "library tiles"
+GPU = "gpu handler"  # of writing, the same on all GPUs
 SM70, SM80 = "sm_70 handler", "sm_80 handler"
 LAYOUT_OF_ROUTE = {SM70: "m8n8k4", SM80: "m16n8k16"}
 
@@ -17,7 +18,9 @@ _MAX_DIM, _DIM_MULTIPLE, _MAX_GROUP = 256, 16, 64
 _ROW_TYPES = ("float32", "float16", "bfloat16")
 _CACHE_TYPES = (*_ROW_TYPES, "float8_e4m3fn", "float8_e5m2")
 _GPU_DIMS, _GPU_MAX_GROUP, _GPU_PAGE_MULTIPLE = (128, 256), 12, 16
-_GPU_CACHE_TYPES = ("float32", "float16", "float8_e4m3fn", "float8_e5m2")
+_WRITE_MULTIPLE = 8
+_GPU_PREFILL_CACHE_TYPES = ("float16", "float8_e4m3fn", "float8_e5m2")
+_GPU_CACHE_TYPES = ("float32", *_GPU_PREFILL_CACHE_TYPES)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ def _decline_cpu(d: AttentionDescriptor, target: Target) -> str | None:
         return f"the head dim must be a multiple of {_DIM_MULTIPLE} up to {_MAX_DIM}, it is {d.dim}"
     if d.heads > _MAX_GROUP * d.kv_heads:
         return f"it takes up to {_MAX_GROUP} query heads per kv head, there are {d.heads // d.kv_heads}"
+    return _decline_types(d)
+
+
+def _decline_types(d: AttentionDescriptor) -> str | None:
     if (name := jnp.dtype(d.dtype).name) not in _ROW_TYPES:
         return f"new rows must be float32, float16 or bfloat16, they are {name}"
     return _decline_cache(d, _CACHE_TYPES)
@@ -80,8 +87,6 @@ def _decline_sm80(d: AttentionDescriptor, target: Target) -> str | None:
 
 
 def _decline_gpu(d: AttentionDescriptor) -> str | None:
-    if d.rows > SHORT_ROWS:
-        return f"it takes up to {SHORT_ROWS} rows, there are {d.rows}"
     if d.dim not in _GPU_DIMS:
         return f"the head dim must be 128 or 256, it is {d.dim}"
     if d.heads > _GPU_MAX_GROUP * d.kv_heads:
@@ -90,7 +95,16 @@ def _decline_gpu(d: AttentionDescriptor) -> str | None:
         return f"pages must be multiples of {_GPU_PAGE_MULTIPLE} tokens, they have {d.page}"
     if (name := jnp.dtype(d.dtype).name) != "float16":
         return f"new rows must be float16, they are {name}: casting would change results"
-    return _decline_cache(d, _GPU_CACHE_TYPES)
+    short = d.rows <= SHORT_ROWS
+    return _decline_cache(d, _GPU_CACHE_TYPES if short else _GPU_PREFILL_CACHE_TYPES)
+
+
+def _decline_gpu_write(d: AttentionDescriptor, target: Target) -> str | None:
+    if target.platform != "gpu" or target.capability < 70:
+        return f"it needs compute capability 7.0 or later, the target is {target}"
+    if d.kv_heads * d.dim % _WRITE_MULTIPLE:
+        return f"heads * dim must be a multiple of {_WRITE_MULTIPLE}, they are {d.kv_heads * d.dim}"
+    return _decline_types(d)
 
 
 def _decline_tiles(d: AttentionDescriptor, target: Target) -> str | None:
@@ -107,5 +121,9 @@ ROUTES = {
         Candidate(CPU, _decline_cpu),
         Candidate(TILES, _decline_tiles),
     ),
-    "key/value write": (Candidate(CPU, _decline_cpu), Candidate(TILES, _decline_tiles)),
+    "key/value write": (
+        Candidate(GPU, _decline_gpu_write),
+        Candidate(CPU, _decline_cpu),
+        Candidate(TILES, _decline_tiles),
+    ),
 }

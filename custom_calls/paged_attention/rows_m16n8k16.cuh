@@ -7,103 +7,25 @@
 // So each element is read from shared memory, and expanded, once per block. Two barriers per tile: {keys of the next tile,
 // values of this one} | {softmax of the next tile}. Tiles are copied ahead, across the borders of splits.
 //
-// In shared memory the 16-byte chunk c of a key row r lies at c ^ 4 (r & 1), of a value row at c ^ (r & 7). Inside the key
-// product D is permuted so that one such chunk of a lane feeds two (float16) or four (float8) instructions; Q is too.
+// Inside the key product D is permuted so that one 16-byte chunk of a lane feeds two (float16) or four (float8) instructions;
+// Q is too.
 //
 // A tile without visible keys is an exact no-op for a row (the maximum stays, the factor is 2^0, all weights are 0), and
 // positions that no row sees are staged as zeros: what lies there must not meet a weight of 0.
 #pragma once
-#include "paged_attention/caches.cuh"
-#include "paged_attention/request.cuh"
+#include "paged_attention/stage_m16n8k16.cuh"
 
 namespace onecat::paged_attention {
 
-constexpr int kTile = 64, kWarps = 8;
 constexpr int kPitch = kTile + 8;  // of rows of scores and weights
-
-struct Lane {
-  int lane, warp, g, t;  // lane 4 g + t
-
-  // The warp's number is uniform; the shuffle tells the compiler.
-  __device__ __forceinline__ Lane()
-      : lane(threadIdx.x & 31), warp(__shfl_sync(~0u, threadIdx.x >> 5, 0)), g(lane >> 2), t(lane & 3) {}
-};
-
-// ---- copying tiles: a warp copies 8 tokens of each, which lie in one page
-
-template <int kDim, class Cache>
-struct Stage {
-  static constexpr int kRing = (__CUDA_ARCH__ >= 900 ? kAheadSm90 : kAheadSm80) * (Cache::kBytes == 1 ? 2 : 1);
-  static constexpr int kRowBytes = kDim * Cache::kBytes, kChunks = kRowBytes / 16, kTileBytes = kTile * kRowBytes;
-  static constexpr int kTokens = kTile / kWarps;
-  static constexpr int kAtOnce = 32 / kChunks;  // tokens of one copy
-  static constexpr int kCopies = kTokens / kAtOnce;
-  static constexpr int kSource = 16 * Cache::kStored / Cache::kBytes;  // bytes that become one chunk
-
-  const Request& request;
-  const Pages pages;
-  const int warp, row;  // the lane's row among those of one copy
-  const size_t stride;  // bytes from token to token
-  const u8 *key, *value;
-  u32 key_to[kCopies], value_to[kCopies];
-  int tile, page;  // to be copied next; no tile if below 0
-
-  __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& me, u32 keys, u32 values)
-      : request(r), pages(a, r), warp(me.warp), row(me.lane / kChunks), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
-    const int chunk = me.lane % kChunks, at = work.head * kDim * Cache::kStored + chunk * kSource;
-    key = a.k + at;
-    value = a.v + at;
-#pragma unroll
-    for (int j = 0; j < kCopies; ++j) {
-      const int to = warp * kTokens + j * kAtOnce + row;
-      key_to[j] = keys + to * kRowBytes + ((chunk ^ ((to & 1) << 2)) << 4);
-      value_to[j] = values + to * kRowBytes + ((chunk ^ (to & 7)) << 4);
-    }
-  }
-
-  // Notes the walk's tile, asks for its page and moves the walk on.
-  __device__ __forceinline__ void look(Walk<kTile>& walk, const Tiles<kTile>& tiles) {
-    tile = -1;
-    if (!walk.live()) return;
-    tile = walk.tile;
-    page = pages.page(max(min(tile * kTile + warp * kTokens, request.end - 1), request.first));
-    walk.advance(tiles);
-  }
-
-  __device__ __forceinline__ void copy(int key_slot, int value_slot) const {
-    if (tile >= 0) {
-      const int position = tile * kTile + warp * kTokens, left = request.end - position - row;
-      const int before = request.first - position - row;
-      const size_t from = ((size_t)page * pages.size + pages.offset(position) + row) * stride;
-#pragma unroll
-      for (int j = 0; j < kCopies; ++j) {
-        const bool live = j * kAtOnce < left && j * kAtOnce >= before;
-        const size_t at = live ? from + (size_t)(j * kAtOnce) * stride : 0;
-        copy_chunk(key_to[j] + key_slot * kTileBytes, key + at, live);
-        copy_chunk(value_to[j] + value_slot * kTileBytes, value + at, live);
-      }
-    }
-    commit_copies();
-  }
-
-  static __device__ __forceinline__ void copy_chunk(u32 to, const u8* from, bool live) {
-    if constexpr (Cache::kStored == Cache::kBytes) {
-      copy_async(to, from, live);
-    } else {
-      const uint4 none = make_uint4(0, 0, 0, 0);
-      store_shared(to, live ? narrow(load_once(from), load_once(from + 16)) : none);
-    }
-  }
-};
-
-// ---- the three steps
 
 template <int kDim, int kBands, class Cache>
 struct RowsBlock {
   using Copies = Stage<kDim, Cache>;
   static constexpr int kRows = 16 * kBands;
   static constexpr bool kFloat8 = Cache::kBytes == 1;
-  static constexpr int kRing = Copies::kRing, kRowBytes = Copies::kRowBytes, kTileBytes = Copies::kTileBytes;
+  static constexpr int kRing = (__CUDA_ARCH__ >= 900 ? kAheadSm90 : kAheadSm80) * (kFloat8 ? 2 : 1);
+  static constexpr int kRowBytes = Copies::kRowBytes, kTileBytes = Copies::kTileBytes;
   static constexpr int kSteps = kDim / 32;             // instructions over half of D
   static constexpr int kPerChunk = kFloat8 ? 4 : 2;    // instructions that one chunk feeds
   static constexpr int kOctets = kDim / kWarps / 8;    // of a warp's value columns
@@ -128,7 +50,7 @@ struct RowsBlock {
   Seen seen[kTurns];
 
   __device__ __forceinline__ RowsBlock(const AttendArgs& args, u8* shared)
-      : a(args), work(args, kRows), request(args, work.b), tiles(args, request) {
+      : a(args), work(args, kRows), request(args, work.b), tiles(request.first, request.end, args.splits) {
     keys = shared;
     values = keys + kRing * kTileBytes;
     scores = reinterpret_cast<float*>(values + (kRing + 1) * kTileBytes);
@@ -266,7 +188,7 @@ struct RowsBlock {
   }
 
   __device__ __forceinline__ void softmax(int tile) {
-    const bool whole = Tiles<kTile>::whole(a, request, tile);
+    const bool whole = Tiles<kTile>::whole(a, request, tile, request.start, request.end - 1);
 #pragma unroll
     for (int i = 0; i < kTurns; ++i)
       if (i * kAtOnce + me.warp * (32 / kLanes) < kRows) softmax_row_of(i, tile, whole);

@@ -1,6 +1,6 @@
-// Decode, verify and draft rows on m8n8k4 (sm_70). One block of 8 warps takes some rows of one kv head and a run of splits,
-// and goes through tiles of 32 keys, which are read into registers one tile ahead and expanded to float16 on their way to
-// shared memory:
+// Decode, verify and draft rows, and prefill, on m8n8k4 (sm_70). One block of 8 warps takes some rows of one kv head and a run
+// of splits (prefill: the only one, of which it takes what its rows see, and writes the result itself), and goes through tiles of
+// 32 keys, which are read into registers one tile ahead and expanded to float16 on their way to shared memory:
 //   keys:    a warp multiplies all rows by 16 keys over a quarter of D; the quarters meet in shared memory. Its four quad
 //            pairs are 2 octets of rows x 2 octets of keys;
 //   softmax: 8 lanes per row;
@@ -56,7 +56,7 @@ struct Stage {
   const size_t stride;  // bytes from token to token
   const u8 *key, *value;
   uint4 k[kReads][kWords], v[kReads][kWords];
-  int tile, page;  // to be read next; no tile if below 0
+  int tile, entry;  // to be read next; no tile if below 0
 
   __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& lane)
       : request(r), pages(a, r), me(lane), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
@@ -73,14 +73,14 @@ struct Stage {
     tile = -1;
     if (!walk.live()) return;
     tile = walk.tile;
-    page = pages.page(max(min(tile * kTile + me.warp * kTokens, request.end - 1), request.first));
+    entry = pages.entry(max(min(tile * kTile + me.warp * kTokens, request.end - 1), request.first));
     walk.advance(tiles);
   }
 
   __device__ __forceinline__ void read() {
     if (tile < 0) return;
     const int position = tile * kTile + me.warp * kTokens;
-    const size_t from = (size_t)page * pages.size + pages.offset(position);
+    const size_t from = pages.token(entry, position);
 #pragma unroll
     for (int j = 0; j < kReads; ++j) {
       const int at = position + row(j);
@@ -99,10 +99,7 @@ struct Stage {
   // One unit as float16 chunks.
   static __device__ __forceinline__ void expand(const uint4 (&x)[kWords], uint4 (&to)[kChunks]) {
     if constexpr (Cache::kBytes == 1) {
-      to[0] = make_uint4(Cache::template pair<0>(x[0].x), Cache::template pair<2>(x[0].x), Cache::template pair<0>(x[0].y),
-                         Cache::template pair<2>(x[0].y));
-      to[1] = make_uint4(Cache::template pair<0>(x[0].z), Cache::template pair<2>(x[0].z), Cache::template pair<0>(x[0].w),
-                         Cache::template pair<2>(x[0].w));
+      expand_chunk<Cache>(x[0], to[0], to[1]);
     } else if constexpr (kWords == 2) {
       to[0] = narrow(x[0], x[1]);
     } else {
@@ -128,7 +125,7 @@ struct Stage {
 
 // ---- the three steps
 
-template <int kDim, int kBands, class Cache>
+template <int kDim, int kBands, class Cache, bool kPrefill>
 struct RowsBlock {
   static constexpr int kRows = 16 * kBands;
   static constexpr int kTurns = (kRows + 31) / 32;  // of softmax, 32 rows each
@@ -140,6 +137,7 @@ struct RowsBlock {
   const Lane me;
   const Work work;
   const Request request;
+  const int first, last;  // positions of the block's rows
   const Tiles<kTile> tiles;
   u8 *queries, *keys, *values;
   float* scores;    // [4, kRows, kPitch]
@@ -150,7 +148,10 @@ struct RowsBlock {
   Seen seen[kTurns];
 
   __device__ __forceinline__ RowsBlock(const AttendArgs& args, u8* shared)
-      : a(args), work(args, kRows), request(args, work.b), tiles(args, request) {
+      : a(args), work(args, kRows), request(args, work.b), first(request.start + work.first_row / args.group),
+        last(request.start + min((work.first_row + kRows - 1) / args.group, args.tokens - 1)),
+        tiles(kPrefill ? max(first - args.window + 1, 0) : request.first,
+              kPrefill && args.causal ? min(last + 1, request.end) : request.end, args.splits) {
     queries = shared;
     keys = queries + kRows * kDim * 2;
     values = keys + kTile * kDim * 2;
@@ -236,7 +237,7 @@ struct RowsBlock {
   }
 
   __device__ __forceinline__ void softmax(int tile) {
-    const bool whole = Tiles<kTile>::whole(a, request, tile);
+    const bool whole = Tiles<kTile>::whole(a, request, tile, first, last);
 #pragma unroll
     for (int i = 0; i < kTurns; ++i)
       if (i * 32 + me.warp * 4 < kRows) softmax_row_of(i, tile, whole);
@@ -288,43 +289,73 @@ struct RowsBlock {
     }
   }
 
-  // ---- results of a split
+  // ---- results
 
+  __device__ __forceinline__ float total_of(int turn) const {
+    float total = sum[turn];
+#pragma unroll
+    for (int x = 1; x < 8; x <<= 1) total += __shfl_xor_sync(~0u, total, x);
+    return total;
+  }
+
+  // A row's columns of this warp, times a factor.
+  __device__ __forceinline__ void store_pair(float* row, int m, int x, float f) const {
+    float* to = row + me.warp * (kDim / 8) + me.columns * 8 * kParts + kParts * (x & 4) + (me.lane & 2);
+#pragma unroll
+    for (int y = 0; y < kParts; ++y)
+      *reinterpret_cast<float2*>(to + 4 * y) = make_float2(f * out[m][y][x], f * out[m][y][x + 1]);
+  }
+
+  // Of a split.
   __device__ __forceinline__ void finish(int split) {
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      float total = sum[i];
-#pragma unroll
-      for (int x = 1; x < 8; x <<= 1) total += __shfl_xor_sync(~0u, total, x);
+      const float total = total_of(i);
       const int row = softmax_row(i);
       if (row < kRows && !(me.lane & 7))
         reinterpret_cast<float2*>(a.sums)[work.partial_row(a, split) + row] = make_float2(top[i], total);
     }
-    float* to = a.partial + work.partial_row(a, split) * kDim + me.warp * (kDim / 8) + me.columns * 8 * kParts;
 #pragma unroll
     for (int m = 0; m < kBands; ++m)
 #pragma unroll
       for (int x = 0; x < 8; x += 2) {
         const int row = m * 16 + me.sum_row(x);
-        if (work.first_row + row >= a.tokens * a.group) continue;
-#pragma unroll
-        for (int y = 0; y < kParts; ++y)
-          *reinterpret_cast<float2*>(to + row * kDim + kParts * (x & 4) + 4 * y + (me.lane & 2)) =
-              make_float2(kFactor * out[m][y][x], kFactor * out[m][y][x + 1]);
+        if (work.first_row + row < a.tokens * a.group)
+          store_pair(a.partial + (work.partial_row(a, split) + row) * kDim, m, x, kFactor);
       }
     restart();
   }
 
+  // Of all keys; also of blocks without any.
+  __device__ __forceinline__ void write_result() {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) {
+      const float total = total_of(i);
+      const int row = softmax_row(i), t = (work.first_row + row) / a.group;
+      if (row < kRows && !(me.lane & 7)) fades[row] = t < request.end - request.start && total != 0.0f ? kFactor / total : 0.0f;
+    }
+    __syncthreads();
+    const int heads = a.kv_heads * a.group;
+#pragma unroll
+    for (int m = 0; m < kBands; ++m)
+#pragma unroll
+      for (int x = 0; x < 8; x += 2) {
+        const int row = m * 16 + me.sum_row(x), at = work.first_row + row, t = at / a.group;
+        float* to = a.out + ((size_t)(work.b * a.tokens + t) * heads + work.head * a.group + at % a.group) * kDim;
+        if (t < a.tokens) store_pair(to, m, x, fades[row]);
+      }
+  }
+
   __device__ __forceinline__ void run() {
-    Walk<kTile> walk(tiles, work.from, work.to);
-    if (!walk.live()) return;
-    Walk<kTile> ahead = walk;
+    Walk<kTile> walk(tiles, work.from, kPrefill && first >= request.end ? work.from : work.to), ahead = walk;
+    restart();
+    if (!walk.live()) return kPrefill ? write_result() : void();
     Stage<kDim, Cache> stage(a, request, work, me);
     stage.look(ahead, tiles);
     stage.read();
     stage.look(ahead, tiles);
     load_queries();
-    restart();
     while (true) {
       __syncthreads();
       stage.write(keys, values);
@@ -338,16 +369,24 @@ struct RowsBlock {
       multiply_values();
       const int split = walk.split;
       walk.advance(tiles);
-      if (walk.split != split) finish(split);
+      if (!kPrefill && walk.split != split) finish(split);
       if (!walk.live()) break;
     }
+    if (kPrefill) write_result();
   }
 };
 
 template <int kDim, int kBands, class Cache>
 __device__ __forceinline__ void attend_rows(const AttendArgs& a) {
   extern __shared__ __align__(128) u8 shared[];
-  RowsBlock<kDim, kBands, Cache> block(a, shared);
+  RowsBlock<kDim, kBands, Cache, false> block(a, shared);
+  block.run();
+}
+
+template <int kDim, class Cache>
+__device__ __forceinline__ void prefill(const AttendArgs& a) {
+  extern __shared__ __align__(128) u8 shared[];
+  RowsBlock<kDim, kDim == 256 ? 3 : 2, Cache, true> block(a, shared);
   block.run();
 }
 
