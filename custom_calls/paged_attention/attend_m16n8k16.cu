@@ -7,3 +7,4 @@
 #include "paged_attention/instances.cuh"
 
 ONECAT_ATTENDS(64)
+ONECAT_ATTEND_MANY(256, 6, 96)

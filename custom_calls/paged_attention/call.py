@@ -103,9 +103,17 @@ def attend(
         )
     route = plan("attention", _describe(q, k_pages), policy).name
     if route in LAYOUT_OF_ROUTE:
-        layout = LAYOUT_OF_ROUTE[route]
-        how = {"scale": scale, "window": window, "causal": causal, "layout": layout}
-        return attend_gpu(q, k_pages, v_pages, rows, first_page, **how)
+        return attend_gpu(
+            q,
+            k_pages,
+            v_pages,
+            rows,
+            first_page,
+            scale=scale,
+            window=window,
+            causal=causal,
+            layout=LAYOUT_OF_ROUTE[route],
+        )
     if route != CPU:
         sight = Sight(None if window is None else min(window, _WHOLE), causal)
         return attend_plain(q, k_pages, v_pages, rows, first_page, scale=scale, sight=sight)

@@ -14,7 +14,7 @@ from onecat_jax.custom_calls.paged_attention.pages import SHORT_ROWS, AttentionR
 
 _ATTEND, _PREFILL = "onecat_attend_rows_gpu_v1", "onecat_attend_prefill_gpu_v1"
 # Times kv heads: about the multiprocessors of a V100 and of an H200.
-_SPLITS = {"m8n8k4": 80, "m16n8k16": 132}
+_SPLITS = {"m8n8k4": 80, "m16n8k16": 128}
 _MAX_WINDOW = 2**31 - 1
 
 

@@ -13,7 +13,7 @@ template <int kDim, class Cache>
 struct PrefillBlock {
   using Copies = Stage<kDim, Cache>;
   static constexpr bool kFloat8 = Cache::kBytes == 1;
-  static constexpr int kStages = !kFloat8 && (kDim == 128 || __CUDA_ARCH__ >= 900) ? 2 : 1;
+  static constexpr int kStages = kDim == 128 || __CUDA_ARCH__ >= 900 ? 2 : 1;
   static constexpr int kRowBytes = 2 * kDim, kTileBytes = kTile * kRowBytes, kChunks = kDim / 8, kOctets = kDim / 8;
 
   const AttendArgs& a;
@@ -61,19 +61,20 @@ struct PrefillBlock {
     return Copies(a, request, work(), me, to, kFloat8 ? to + Copies::kTileBytes : shared_address(values));
   }
 
-  // This thread's chunks of the codes.
-  __device__ __forceinline__ void expand(const Copies& from) const {
+  // This thread's chunks of the codes, to one stage.
+  __device__ __forceinline__ void expand(const Copies& from, int slot) const {
+    const u32 keys_to = shared_address(keys) + slot * kTileBytes, values_to = shared_address(values) + slot * kTileBytes;
 #pragma unroll
     for (int j = 0; j < Copies::kCopies; ++j) {
       const int row = me.warp * Copies::kTokens + j * Copies::kAtOnce + from.row, chunk = me.lane % Copies::kChunks * 2;
       const u32 to = row * kRowBytes;
       uint4 low, high;
-      expand_chunk<Cache>(load_shared(from.key_to[j]), low, high);
-      store_shared(shared_address(keys) + to + ((chunk ^ ((row & 1) << 2)) << 4), low);
-      store_shared(shared_address(keys) + to + (((chunk + 1) ^ ((row & 1) << 2)) << 4), high);
-      expand_chunk<Cache>(load_shared(from.value_to[j]), low, high);
-      store_shared(shared_address(values) + to + ((chunk ^ (row & 7)) << 4), low);
-      store_shared(shared_address(values) + to + (((chunk + 1) ^ (row & 7)) << 4), high);
+      expand_chunk<Cache>(load_shared(Copies::key_place(from.key_to, j)), low, high);
+      store_shared(keys_to + to + ((chunk ^ ((row & 1) << 2)) << 4), low);
+      store_shared(keys_to + to + (((chunk + 1) ^ ((row & 1) << 2)) << 4), high);
+      expand_chunk<Cache>(load_shared(Copies::value_place(from.value_to, j)), low, high);
+      store_shared(values_to + to + ((chunk ^ (row & 7)) << 4), low);
+      store_shared(values_to + to + (((chunk + 1) ^ (row & 7)) << 4), high);
     }
   }
 
@@ -170,36 +171,44 @@ struct PrefillBlock {
     multiply_values(values + slot * kTileBytes);
   }
 
+  static __device__ __forceinline__ void copy(Copies& next, Walk<kTile>& ahead, const Tiles<kTile>& range, int slot) {
+    next.copy(slot, slot);
+    next.look(ahead, range);
+  }
+
+  // The next tile; of float8 the one whose codes are here, then copies the codes of the one after it.
+  __device__ __forceinline__ void stage(Copies& next, Walk<kTile>& ahead, const Tiles<kTile>& range, int slot) const {
+    if constexpr (kFloat8) {
+      wait_copies<0>();
+      expand(next, slot);
+      slot = 0;
+    }
+    copy(next, ahead, range, slot);
+  }
+
   __device__ __forceinline__ void run() {
 #pragma unroll
     for (int x = 0; x < kOctets; ++x) out[x][0] = out[x][1] = out[x][2] = out[x][3] = 0.0f;
     top[0] = top[1] = lowest(), sum[0] = sum[1] = 0.0f;
     const Tiles<kTile> range = tiles();
     Walk<kTile> walk(range, 0, first_row < count() ? 1 : 0), ahead = walk;
-    Copies next = copies();
-    const auto copy = [&](int slot) {
-      next.copy(slot, slot);
+    if (walk.live()) {
+      Copies next = copies();
       next.look(ahead, range);
-    };
-    next.look(ahead, range);
-    copy_queries();
-    copy(0);
-    for (int slot = 0; walk.live(); walk.advance(range)) {
-      wait_copies<0>();
-      __syncthreads();
-      if constexpr (kFloat8) {
-        expand(next);
+      copy_queries();
+      if constexpr (kFloat8) copy(next, ahead, range, 0);
+      stage(next, ahead, range, 0);
+      for (int slot = 0; walk.live(); walk.advance(range)) {
+        if constexpr (!kFloat8) wait_copies<0>();
         __syncthreads();
-        copy(0);
-      } else if constexpr (kStages == 2) {
-        copy(slot ^ 1);
-      }
-      compute(walk.tile, slot);
-      if constexpr (kStages == 2) {
-        slot ^= 1;
-      } else if constexpr (!kFloat8) {
-        __syncthreads();
-        copy(0);
+        if constexpr (kStages == 2) stage(next, ahead, range, slot ^ 1);
+        compute(walk.tile, slot);
+        if constexpr (kStages == 2) {
+          slot ^= 1;
+        } else {
+          __syncthreads();
+          stage(next, ahead, range, 0);
+        }
       }
     }
     store();

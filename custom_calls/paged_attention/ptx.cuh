@@ -9,6 +9,12 @@ using u8 = unsigned char;
 
 __device__ __forceinline__ float lowest() { return __int_as_float(0xff800000); }  // minus infinity
 
+// x, such that what follows from it isn't computed ahead of a loop, where it would occupy registers.
+__device__ __forceinline__ int computed_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // 2^x; exactly 1 for 0, exactly 0 for minus infinity. Results below the smallest normal number are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float r;

@@ -1,7 +1,7 @@
 // Decode, verify and draft rows on m16n8k16 (sm_80 and later). One block of 8 warps takes some rows of one kv head and a run
 // of splits, and goes through tiles of 64 keys:
-//   keys:    a warp multiplies all rows by 16 keys over half of D; its part of Q stays in registers; the halves meet in
-//            shared memory;
+//   keys:    a warp multiplies all rows by 16 keys over half of D; its part of Q stays in registers, or in shared memory where
+//            there are more than 48 rows; the halves meet in shared memory;
 //   softmax: 4 or 8 lanes per row;
 //   values:  a warp multiplies all rows' weights by an eighth of D.
 // So each element is read from shared memory, and expanded, once per block. Two barriers per tile: {keys of the next tile,
@@ -24,7 +24,8 @@ struct RowsBlock {
   using Copies = Stage<kDim, Cache>;
   static constexpr int kRows = 16 * kBands;
   static constexpr bool kFloat8 = Cache::kBytes == 1;
-  static constexpr int kRing = (__CUDA_ARCH__ >= 900 ? kAheadSm90 : kAheadSm80) * (kFloat8 ? 2 : 1);
+  static constexpr bool kMany = kBands > 3;  // rows: their queries don't fit the registers
+  static constexpr int kRing = (__CUDA_ARCH__ >= 900 && !kMany ? kAheadSm90 : kAheadSm80) * (kFloat8 ? 2 : 1);
   static constexpr int kRowBytes = Copies::kRowBytes, kTileBytes = Copies::kTileBytes;
   static constexpr int kSteps = kDim / 32;             // instructions over half of D
   static constexpr int kPerChunk = kFloat8 ? 4 : 2;    // instructions that one chunk feeds
@@ -44,7 +45,8 @@ struct RowsBlock {
   float* scores;    // [2, kRows, kPitch]
   __half* weights;  // [kRows, kPitch]
   float* fades;     // [kRows]
-  u32 q[kBands][kSteps][4];
+  u8* queries;      // [kRows, D] in chunks that lie as those of keys; of many rows
+  u32 q[kMany ? 1 : kBands][kSteps][4];
   float out[kBands][kOctets][4];
   float top[kTurns], sum[kTurns][kSums];
   Seen seen[kTurns];
@@ -56,6 +58,7 @@ struct RowsBlock {
     scores = reinterpret_cast<float*>(values + (kRing + 1) * kTileBytes);
     weights = reinterpret_cast<__half*>(scores + 2 * kRows * kPitch);
     fades = reinterpret_cast<float*>(weights + kRows * kPitch);
+    queries = reinterpret_cast<u8*>(fades + kRows);
   }
 
   __device__ __forceinline__ int half() const { return me.warp >> 2; }     // of D, in the key product
@@ -63,6 +66,15 @@ struct RowsBlock {
   __device__ __forceinline__ int softmax_row(int turn) const { return (turn * kWarps + me.warp) * (32 / kLanes) + me.lane / kLanes; }
 
   __device__ __forceinline__ void load_queries() {
+    if constexpr (kMany)
+      store_queries();
+    else
+      keep_queries();
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) seen[i] = seen_by(a, request, (work.first_row + softmax_row(i)) / a.group);
+  }
+
+  __device__ __forceinline__ void keep_queries() {
 #pragma unroll
     for (int m = 0; m < kBands; ++m)
 #pragma unroll
@@ -70,14 +82,39 @@ struct RowsBlock {
         const __half* row = work.query(a, m * 16 + low * 8 + me.g, kDim);
 #pragma unroll
         for (int c = 0; c < kSteps / 2; ++c) {
-          const int d = half() * (kDim / 2) + (kFloat8 ? (c >> 1) * 64 + 16 * me.t + 8 * (c & 1) : c * 32 + 8 * me.t);
-          const uint4 x = row ? *reinterpret_cast<const uint4*>(row + d) : make_uint4(0, 0, 0, 0);
+          const uint4 x = row ? reinterpret_cast<const uint4*>(row)[query_chunk(c)] : make_uint4(0, 0, 0, 0);
           q[m][2 * c][low] = x.x, q[m][2 * c][low + 2] = x.y;
           q[m][2 * c + 1][low] = x.z, q[m][2 * c + 1][low + 2] = x.w;
         }
       }
+  }
+
+  __device__ __forceinline__ void store_queries() const {
+    constexpr int kChunks = kDim / 8;
+    for (int i = threadIdx.x; i < kRows * kChunks; i += kAttendThreads) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const __half* from = work.query(a, row, kDim);
+      const uint4 x = from ? reinterpret_cast<const uint4*>(from)[chunk] : make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(queries + row * kDim * 2 + ((chunk ^ ((row & 1) << 2)) << 4)) = x;
+    }
+  }
+
+  // Of a row, as chunk c of this lane: what instructions 2 c and 2 c + 1 take.
+  __device__ __forceinline__ int query_chunk(int c) const {
+    return half() * (kDim / 16) + (kFloat8 ? (c >> 1) * 8 + 2 * me.t + (c & 1) : c * 4 + me.t);
+  }
+
+  // Operand A of instructions 2 c and 2 c + 1 for a band.
+  __device__ __forceinline__ void query_operands(int m, int c, u32 (&even)[4], u32 (&odd)[4]) const {
+    if constexpr (kMany) {
+      const u8* row = queries + (m * 16 + me.g) * kDim * 2 + ((query_chunk(c) ^ ((me.g & 1) << 2)) << 4);
+      const uint4 x = *reinterpret_cast<const uint4*>(row), y = *reinterpret_cast<const uint4*>(row + 8 * kDim * 2);
+      even[0] = x.x, even[1] = y.x, even[2] = x.y, even[3] = y.y;
+      odd[0] = x.z, odd[1] = y.z, odd[2] = x.w, odd[3] = y.w;
+    } else {
 #pragma unroll
-    for (int i = 0; i < kTurns; ++i) seen[i] = seen_by(a, request, (work.first_row + softmax_row(i)) / a.group);
+      for (int i = 0; i < 4; ++i) even[i] = q[m][2 * c][i], odd[i] = q[m][2 * c + 1][i];
+    }
   }
 
   __device__ __forceinline__ void restart() {
@@ -122,17 +159,23 @@ struct RowsBlock {
 #pragma unroll
       for (int n = 0; n < 2; ++n) load_keys(tile, c, n, words[n]);
 #pragma unroll
-      for (int x = 0; x < kPerChunk; ++x)
+      for (int x = 0; x < kPerChunk; x += 2) {
+        u32 even[2][2], odd[2][2];
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          u32 b0, b1;
-          key_operand(words[n], x, b0, b1);
-#pragma unroll
-          for (int m = 0; m < kBands; ++m) {
-            const u32(&p)[4] = q[m][c * kPerChunk + x];
-            multiply_16x8x16(s[m][n], p[0], p[1], p[2], p[3], b0, b1);
-          }
+          key_operand(words[n], x, even[n][0], even[n][1]);
+          key_operand(words[n], x + 1, odd[n][0], odd[n][1]);
         }
+#pragma unroll
+        for (int m = 0; m < kBands; ++m) {
+          u32 first[4], second[4];
+          query_operands(m, (c * kPerChunk + x) / 2, first, second);
+#pragma unroll
+          for (int n = 0; n < 2; ++n) multiply_16x8x16(s[m][n], first[0], first[1], first[2], first[3], even[n][0], even[n][1]);
+#pragma unroll
+          for (int n = 0; n < 2; ++n) multiply_16x8x16(s[m][n], second[0], second[1], second[2], second[3], odd[n][0], odd[n][1]);
+        }
+      }
     }
 #pragma unroll
     for (int m = 0; m < kBands; ++m)
@@ -283,12 +326,13 @@ struct RowsBlock {
 
   __device__ __forceinline__ void finish(int split) {
     store_sums(split);
+    const int g = computed_here(me.g);
     float* to = a.partial + work.partial_row(a, split) * kDim + me.warp * (kDim / kWarps);
 #pragma unroll
     for (int m = 0; m < kBands; ++m)
 #pragma unroll
       for (int low = 0; low < 2; ++low) {
-        const int row = m * 16 + low * 8 + me.g;
+        const int row = m * 16 + low * 8 + g;
         if (work.first_row + row < a.tokens * a.group) store_row(to + row * kDim, out[m], low);
       }
     restart();

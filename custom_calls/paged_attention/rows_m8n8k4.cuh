@@ -68,11 +68,10 @@ struct Stage {
   __device__ __forceinline__ int row(int j) const { return (j * 32 + me.lane) / kUnits; }
   __device__ __forceinline__ int unit(int j) const { return (j * 32 + me.lane) % kUnits; }
 
-  // Notes the walk's tile, asks for its page and moves the walk on.
+  // Notes the walk's tile, asks for its page and moves the walk on. Of a request that has a tile; without a branch around the
+  // load, which would make it waited for.
   __device__ __forceinline__ void look(Walk<kTile>& walk, const Tiles<kTile>& tiles) {
-    tile = -1;
-    if (!walk.live()) return;
-    tile = walk.tile;
+    tile = walk.live() ? walk.tile : -1;
     entry = pages.entry(max(min(tile * kTile + me.warp * kTokens, request.end - 1), request.first));
     walk.advance(tiles);
   }

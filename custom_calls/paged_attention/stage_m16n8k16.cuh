@@ -35,7 +35,7 @@ struct Stage {
   const int warp, row;  // the lane's row among those of one copy
   const size_t stride;  // bytes from token to token
   const u8 *key, *value;
-  u32 key_to[kCopies], value_to[kCopies];
+  u32 key_to, value_to;  // where the first of them goes in slot 0
   int tile, entry;  // to be copied next; no tile if below 0
 
   __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& me, u32 keys, u32 values)
@@ -43,19 +43,23 @@ struct Stage {
     const int chunk = me.lane % kChunks, at = work.head * kDim * Cache::kStored + chunk * kSource;
     key = a.k + at;
     value = a.v + at;
-#pragma unroll
-    for (int j = 0; j < kCopies; ++j) {
-      const int to = warp * kTokens + j * kAtOnce + row;
-      key_to[j] = keys + to * kRowBytes + ((chunk ^ ((to & 1) << 2)) << 4);
-      value_to[j] = values + to * kRowBytes + ((chunk ^ (to & 7)) << 4);
-    }
+    const int to = warp * kTokens + row;
+    key_to = keys + to * kRowBytes + ((chunk ^ ((row & 1) << 2)) << 4);
+    value_to = values + to * kRowBytes + ((chunk ^ row) << 4);
   }
 
-  // Notes the walk's tile, asks for its page and moves the walk on.
+  // Of copy j; rows and slots are multiples of 128 bytes.
+  static __device__ __forceinline__ u32 key_place(u32 first, int j) {
+    return (first ^ ((j * kAtOnce & 1) << 6)) + j * kAtOnce * kRowBytes;
+  }
+  static __device__ __forceinline__ u32 value_place(u32 first, int j) {
+    return (first ^ ((j * kAtOnce & 7) << 4)) + j * kAtOnce * kRowBytes;
+  }
+
+  // Notes the walk's tile, asks for its page and moves the walk on. Of a request that has a tile; without a branch around the
+  // load, which would make it waited for.
   __device__ __forceinline__ void look(Walk<kTile>& walk, const Tiles<kTile>& tiles) {
-    tile = -1;
-    if (!walk.live()) return;
-    tile = walk.tile;
+    tile = walk.live() ? walk.tile : -1;
     entry = pages.entry(max(min(tile * kTile + warp * kTokens, request.end - 1), request.first));
     walk.advance(tiles);
   }
@@ -65,32 +69,32 @@ struct Stage {
       const int position = tile * kTile + warp * kTokens;
       const size_t from = (pages.token(entry, position) + row) * stride;
       if (kSplit && position >= request.first && position + kTokens <= request.end)
-        copy_all(key + from, value + from, key_slot * kTileBytes, value_slot * kTileBytes);
+        copy_all(key + from, value + from, key_to + key_slot * kTileBytes, value_to + value_slot * kTileBytes);
       else
-        copy_live(position + row, from, key_slot * kTileBytes, value_slot * kTileBytes);
+        copy_live(position + row, from, key_to + key_slot * kTileBytes, value_to + value_slot * kTileBytes);
     }
     commit_copies();
   }
 
-  __device__ __forceinline__ void copy_all(const u8* k, const u8* v, int key_slot, int value_slot) const {
+  __device__ __forceinline__ void copy_all(const u8* k, const u8* v, u32 keys, u32 values) const {
 #pragma unroll
     for (int j = 0; j < kCopies; ++j) {
-      copy_async(key_to[j] + key_slot, k);
-      copy_async(value_to[j] + value_slot, v);
+      copy_async(key_place(keys, j), k);
+      copy_async(value_place(values, j), v);
       k += kAtOnce * stride;
       v += kAtOnce * stride;
     }
   }
 
   // At the edges of what is seen; zeros elsewhere.
-  __device__ __forceinline__ void copy_live(int position, size_t from, int key_slot, int value_slot) const {
+  __device__ __forceinline__ void copy_live(int position, size_t from, u32 keys, u32 values) const {
 #pragma unroll
     for (int j = 0; j < kCopies; ++j) {
       const int at = position + j * kAtOnce;
       const bool live = at >= request.first && at < request.end;
       const size_t source = live ? from + j * kAtOnce * stride : 0;
-      copy_or_zero(key_to[j] + key_slot, key + source, live);
-      copy_or_zero(value_to[j] + value_slot, value + source, live);
+      copy_or_zero(key_place(keys, j), key + source, live);
+      copy_or_zero(value_place(values, j), value + source, live);
     }
   }
 

@@ -105,7 +105,13 @@ def test_bad_shapes_are_refused():
         (Target("gpu", 90), {"dtype": "float32"}, "plain", "new rows must be float16"),
         (Target("gpu", 90), {"cache": "bfloat16"}, "plain", "the cache must be one of float32"),
         (CPU, {"rows": 512}, "cpu handler", ""),
-        (Target("gpu", 70), {"rows": 17}, "library tiles", "it runs on CPU, the target is a GPU"),
+        (Target("gpu", 70), {"rows": 17}, "sm_70 handler", "capability 8.0 or later"),
+        (
+            Target("gpu", 90),
+            {"rows": 17, "cache": "float32"},
+            "library tiles",
+            "the cache must be one of float16, float8",
+        ),
         (CPU, {"dim": 72}, "plain", "must be a multiple of 16 up to 256, it is 72"),
         (
             CPU,
@@ -128,12 +134,12 @@ def test_the_route_says_why_faster_ones_declined(target, change, route, reason):
 
 def test_strict_refuses_short_rows_without_a_handler_but_not_tiles():
     policy = Policy(strict=True, target=Target("gpu", 70))
-    descriptor = AttentionDescriptor(64, 8, 4, 256, 16, "float16", "float16")
+    descriptor = AttentionDescriptor(64, 8, 4, 64, 16, "float16", "float16")
     assert plan("attention", descriptor, policy).name == "library tiles"
     with pytest.raises(
         EngineError, match="attention has no fast route for 4 float16 rows of 8 over 4"
     ):
-        plan("attention", replace(descriptor, rows=4, dim=64), policy)
+        plan("attention", replace(descriptor, rows=4), policy)
 
 
 @on_cpu
