@@ -8,10 +8,10 @@ namespace {
 constexpr const char* kName = "attention prefill: ";
 constexpr int64_t kMaxTokens = 1 << 20;
 
-// prefill_m16n8k16.cuh keeps the queries and one or two tiles of 64 keys and values, or one and its float8 codes.
+// prefill_m16n8k16.cuh keeps the queries, one or two tiles of 64 keys and values, and the codes of one more if they are float8.
 unsigned shared_m16n8k16(int dim, bool float8, int stages) {
   const unsigned tile = 2 * 64 * dim * 2;
-  return kPrefillRows * dim * 2 + (float8 ? tile + tile / 2 : stages * tile);
+  return kPrefillRows * dim * 2 + stages * tile + (float8 ? tile / 2 : 0);
 }
 
 struct Shape {

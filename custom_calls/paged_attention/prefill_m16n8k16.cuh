@@ -155,11 +155,14 @@ struct PrefillBlock {
       total += __shfl_xor_sync(~0u, total, 2);
       const int t = warp_row() + 8 * low + me.g;
       const float f = t < count() && total != 0.0f ? Cache::kFactor / total : 0.0f;
-      if (t >= a.tokens) continue;
-      float* to = a.out + ((size_t)(b * a.tokens + t) * heads + query_head) * kDim + 2 * me.t;
+      const int odd = me.t & 1;
+      float* to = a.out + ((size_t)(b * a.tokens + t) * heads + query_head) * kDim + 8 * odd + 2 * (me.t & 2);
 #pragma unroll
-      for (int x = 0; x < kOctets; ++x)
-        *reinterpret_cast<float2*>(to + 8 * x) = make_float2(f * out[x][2 * low], f * out[x][2 * low + 1]);
+      for (int x = 0; x < kOctets; x += 2) {
+        const float4 four = join_lanes<1>(make_float2(f * out[x][2 * low], f * out[x][2 * low + 1]),
+                                          make_float2(f * out[x + 1][2 * low], f * out[x + 1][2 * low + 1]), odd);
+        if (t < a.tokens) *reinterpret_cast<float4*>(to + 8 * x) = four;
+      }
     }
   }
 

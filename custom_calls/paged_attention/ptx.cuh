@@ -27,6 +27,14 @@ __device__ __forceinline__ u32 pack(float a, float b) {
   return *reinterpret_cast<const u32*>(&h);
 }
 
+// Of neighbouring lanes (lane ^ kFlip) the first gets both their `a`, the second both their `b`, in the lanes' order: so that
+// stores of 16 bytes fill whole sectors of memory.
+template <int kFlip>
+__device__ __forceinline__ float4 join_lanes(float2 a, float2 b, bool second) {
+  const float x = __shfl_xor_sync(~0u, second ? a.x : b.x, kFlip), y = __shfl_xor_sync(~0u, second ? a.y : b.y, kFlip);
+  return second ? make_float4(x, y, b.x, b.y) : make_float4(a.x, a.y, x, y);
+}
+
 __device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // Cache bytes are read once: keep them out of the first-level cache.

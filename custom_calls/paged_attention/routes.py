@@ -43,7 +43,7 @@ class AttentionDescriptor:
 
 
 def plan(operator: str, descriptor: AttentionDescriptor, policy: Policy = Policy()) -> Route:
-    """The route of "attention" or "key/value write", with the reasons why faster ones declined.
+    """The route of an operator of ROUTES, with the reasons why faster ones declined.
 
     Raises:
       EngineError: in strict mode, when only plain JAX is left.
@@ -107,6 +107,14 @@ def _decline_gpu_write(d: AttentionDescriptor, target: Target) -> str | None:
     return _decline_types(d)
 
 
+def _decline_heads(d: AttentionDescriptor, target: Target) -> str | None:
+    if d.dim not in _GPU_DIMS:
+        return f"the head dim must be 128 or 256, it is {d.dim}"
+    if (name := jnp.dtype(d.dtype).name) != "float16":
+        return f"rows must be float16, they are {name}"
+    return _decline_gpu_write(d, target)
+
+
 def _decline_tiles(d: AttentionDescriptor, target: Target) -> str | None:
     """Matrix products of the library over tiles of keys: plain JAX, and what long inputs are meant to take."""
     if d.rows > SHORT_ROWS:
@@ -121,6 +129,7 @@ ROUTES = {
         Candidate(CPU, _decline_cpu),
         Candidate(TILES, _decline_tiles),
     ),
+    "norm, rotary embedding and key/value write": (Candidate(GPU, _decline_heads),),
     "key/value write": (
         Candidate(GPU, _decline_gpu_write),
         Candidate(CPU, _decline_cpu),

@@ -307,20 +307,27 @@ struct RowsBlock {
     }
   }
 
-  // Float8 octets hold every second or fourth column, see load_values.
-  __device__ __forceinline__ void store_row(float* to, const float (&x)[kOctets][4], int low) const {
+  // Columns of this warp's band of rows g or g + 8, all lanes together. Float8 octets hold every second or fourth column, see
+  // load_values, so a lane has 8 or 4 neighbours; of those 8, lanes exchange halves.
+  __device__ __forceinline__ void store_row(float* to, const float (&x)[kOctets][4], int low, bool real) const {
     constexpr float f = Cache::kFactor;
+    const int e = 2 * low, odd = me.t & 1;
     if constexpr (kFloat8 && kOctets == 4) {
-#pragma unroll
-      for (int e = 2 * low; e < 2 * low + 2; ++e)
-        *reinterpret_cast<float4*>(to + 8 * me.t + 4 * (e & 1)) = make_float4(f * x[0][e], f * x[1][e], f * x[2][e], f * x[3][e]);
+      const float4 a = make_float4(f * x[0][e], f * x[1][e], f * x[2][e], f * x[3][e]);
+      const float4 b = make_float4(f * x[0][e + 1], f * x[1][e + 1], f * x[2][e + 1], f * x[3][e + 1]);
+      const float4 from = odd ? a : b;
+      const float4 other = make_float4(__shfl_xor_sync(~0u, from.x, 1), __shfl_xor_sync(~0u, from.y, 1),
+                                       __shfl_xor_sync(~0u, from.z, 1), __shfl_xor_sync(~0u, from.w, 1));
+      float4* at = reinterpret_cast<float4*>(to) + 2 * (me.t & 2) + odd;
+      if (real) at[0] = odd ? other : a, at[2] = odd ? b : other;
     } else if constexpr (kFloat8) {
-      *reinterpret_cast<float4*>(to + 4 * me.t) =
-          make_float4(f * x[0][2 * low], f * x[1][2 * low], f * x[0][2 * low + 1], f * x[1][2 * low + 1]);
+      if (real) reinterpret_cast<float4*>(to)[me.t] = make_float4(f * x[0][e], f * x[1][e], f * x[0][e + 1], f * x[1][e + 1]);
     } else {
 #pragma unroll
-      for (int j = 0; j < kOctets; ++j)
-        *reinterpret_cast<float2*>(to + 8 * j + 2 * me.t) = make_float2(x[j][2 * low], x[j][2 * low + 1]);
+      for (int j = 0; j < kOctets; j += 2) {
+        const float4 four = join_lanes<1>(make_float2(x[j][e], x[j][e + 1]), make_float2(x[j + 1][e], x[j + 1][e + 1]), odd);
+        if (real) *reinterpret_cast<float4*>(to + 8 * (j + odd) + 2 * (me.t & 2)) = four;
+      }
     }
   }
 
@@ -333,7 +340,7 @@ struct RowsBlock {
 #pragma unroll
       for (int low = 0; low < 2; ++low) {
         const int row = m * 16 + low * 8 + g;
-        if (work.first_row + row < a.tokens * a.group) store_row(to + row * kDim, out[m], low);
+        store_row(to + row * kDim, out[m], low, work.first_row + row < a.tokens * a.group);
       }
     restart();
   }

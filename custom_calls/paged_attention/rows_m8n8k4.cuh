@@ -297,12 +297,17 @@ struct RowsBlock {
     return total;
   }
 
-  // A row's columns of this warp, times a factor.
-  __device__ __forceinline__ void store_pair(float* row, int m, int x, float f) const {
-    float* to = row + me.warp * (kDim / 8) + me.columns * 8 * kParts + kParts * (x & 4) + (me.lane & 2);
-#pragma unroll
-    for (int y = 0; y < kParts; ++y)
-      *reinterpret_cast<float2*>(to + 4 * y) = make_float2(f * out[m][y][x], f * out[m][y][x + 1]);
+  // A row's columns of this warp, times a factor; all lanes together.
+  __device__ __forceinline__ void store_pair(float* row, int m, int x, float f, bool real) const {
+    const int second = (me.lane >> 1) & 1;
+    float* to = row + me.warp * (kDim / 8) + me.columns * 8 * kParts + kParts * (x & 4);
+    const float2 a = make_float2(f * out[m][0][x], f * out[m][0][x + 1]);
+    if constexpr (kParts == 2) {
+      const float4 four = join_lanes<2>(a, make_float2(f * out[m][1][x], f * out[m][1][x + 1]), second);
+      if (real) reinterpret_cast<float4*>(to)[second] = four;
+    } else if (real) {
+      reinterpret_cast<float2*>(to)[second] = a;
+    }
   }
 
   // Of a split.
@@ -319,8 +324,8 @@ struct RowsBlock {
 #pragma unroll
       for (int x = 0; x < 8; x += 2) {
         const int row = m * 16 + me.sum_row(x);
-        if (work.first_row + row < a.tokens * a.group)
-          store_pair(a.partial + (work.partial_row(a, split) + row) * kDim, m, x, kFactor);
+        store_pair(a.partial + (work.partial_row(a, split) + row) * kDim, m, x, kFactor,
+                   work.first_row + row < a.tokens * a.group);
       }
     restart();
   }
@@ -342,7 +347,7 @@ struct RowsBlock {
       for (int x = 0; x < 8; x += 2) {
         const int row = m * 16 + me.sum_row(x), at = work.first_row + row, t = at / a.group;
         float* to = a.out + ((size_t)(work.b * a.tokens + t) * heads + work.head * a.group + at % a.group) * kDim;
-        if (t < a.tokens) store_pair(to, m, x, fades[row]);
+        store_pair(to, m, x, fades[row], t < a.tokens);
       }
   }
 
