@@ -29,6 +29,7 @@ struct RowsBlock {
   static constexpr int kRowBytes = Copies::kRowBytes, kTileBytes = Copies::kTileBytes;
   static constexpr int kSteps = kDim / 32;             // instructions over half of D
   static constexpr int kPerChunk = kFloat8 ? 4 : 2;    // instructions that one chunk feeds
+  static constexpr int kTogether = kMany ? 3 : kBands;  // bands whose queries are at hand
   static constexpr int kOctets = kDim / kWarps / 8;    // of a warp's value columns
   static constexpr int kLanes = kRows > 32 ? 4 : 8;    // of a row in softmax
   static constexpr int kAtOnce = 32 / kLanes * kWarps; // rows
@@ -150,6 +151,25 @@ struct RowsBlock {
     }
   }
 
+  // Instructions 2 c and 2 c + 1 for some bands and both octets of keys. One after the other, so that the next sum of an
+  // accumulator is far from the last.
+  __device__ __forceinline__ void multiply_pair(int band, int c, const u32 (&even)[2][2], const u32 (&odd)[2][2],
+                                                float (&s)[kBands][2][4]) const {
+    u32 first[kTogether][4], second[kTogether][4];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) query_operands(band + i, c, first[i], second[i]);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        multiply_16x8x16(s[band + i][n], first[i][0], first[i][1], first[i][2], first[i][3], even[n][0], even[n][1]);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        multiply_16x8x16(s[band + i][n], second[i][0], second[i][1], second[i][2], second[i][3], odd[n][0], odd[n][1]);
+  }
+
   __device__ __forceinline__ void multiply_keys(int slot) {
     const u8* tile = keys + slot * kTileBytes;
     float s[kBands][2][4] = {};
@@ -167,14 +187,7 @@ struct RowsBlock {
           key_operand(words[n], x + 1, odd[n][0], odd[n][1]);
         }
 #pragma unroll
-        for (int m = 0; m < kBands; ++m) {
-          u32 first[4], second[4];
-          query_operands(m, (c * kPerChunk + x) / 2, first, second);
-#pragma unroll
-          for (int n = 0; n < 2; ++n) multiply_16x8x16(s[m][n], first[0], first[1], first[2], first[3], even[n][0], even[n][1]);
-#pragma unroll
-          for (int n = 0; n < 2; ++n) multiply_16x8x16(s[m][n], second[0], second[1], second[2], second[3], odd[n][0], odd[n][1]);
-        }
+        for (int m = 0; m < kBands; m += kTogether) multiply_pair(m, (c * kPerChunk + x) / 2, even, odd, s);
       }
     }
 #pragma unroll

@@ -59,7 +59,7 @@ struct Stage {
   int tile, entry;  // to be read next; no tile if below 0
 
   __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& lane)
-      : request(r), pages(a, r), me(lane), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
+      : request(r), pages(a, r, kTile), me(lane), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
     const int at = work.head * kDim * Cache::kStored + me.lane % kUnits * 16 * kWords;
     key = a.k + at;
     value = a.v + at;

@@ -39,7 +39,7 @@ struct Stage {
   int tile, entry;  // to be copied next; no tile if below 0
 
   __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& me, u32 keys, u32 values)
-      : request(r), pages(a, r), warp(me.warp), row(me.lane / kChunks), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
+      : request(r), pages(a, r, kTile), warp(me.warp), row(me.lane / kChunks), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
     const int chunk = me.lane % kChunks, at = work.head * kDim * Cache::kStored + chunk * kSource;
     key = a.k + at;
     value = a.v + at;
