@@ -7,4 +7,3 @@
 #include "paged_attention/instances.cuh"
 
 ONECAT_ATTENDS(64)
-ONECAT_ATTEND_MANY(256, 6, 96)

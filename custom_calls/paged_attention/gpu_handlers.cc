@@ -9,7 +9,6 @@ namespace onecat::paged_attention {
 namespace {
 
 constexpr const char* kName = "attention rows: ";
-constexpr int kManyRows = 96;  // of one block of the float16 and float8 kernels, where shared memory holds their queries
 constexpr unsigned kSharedSm90 = 200 * 1024;  // bytes of a block that GPUs before compute capability 9.0 don't have
 
 // ---- shape of the launch
@@ -37,37 +36,27 @@ int run_of(int pairs, int splits, int resident) {
   return best;
 }
 
-// rows_m16n8k16.cuh keeps `ahead` tiles of 64 keys and one more of values, and the queries of many rows.
+// rows_m16n8k16.cuh keeps `ahead` tiles of 64 keys and one more of values.
 unsigned shared_m16n8k16(int dim, int rows, int bytes, int ahead) {
   if (bytes == 1) ahead *= 2;
-  return (2 * ahead + 1) * 64 * dim * bytes + rows * (2 * 72 * 4 + 72 * 2 + 4) + (rows == kManyRows ? rows * dim * 2 : 0);
+  return (2 * ahead + 1) * 64 * dim * bytes + rows * (2 * 72 * 4 + 72 * 2 + 4);
 }
 
-// A thread block's share of the work.
-struct Block {
-  int rows;
-  unsigned shared;
-};
-
-Block block_of(std::string_view layout, std::string_view cache, int dim, const Device& device, const AttendArgs& a) {
-  const int rows = block_rows(dim, a.tokens * a.group), bytes = cache[0] == 'e' ? 1 : 2;
-  if (layout == "m8n8k4") return {rows, shared_m8n8k4(dim, rows)};
-  const bool large = device.shared_bytes >= kSharedSm90;
-  if (large && dim == 256 && cache != "f32" && a.rows % kManyRows == 0)
-    return {kManyRows, shared_m16n8k16(dim, kManyRows, bytes, kAheadSm80)};
-  return {rows, shared_m16n8k16(dim, rows, bytes, large ? kAheadSm90 : kAheadSm80)};
+unsigned shared_bytes(std::string_view layout, int dim, int rows, bool float8, const Device& device) {
+  if (layout == "m8n8k4") return shared_m8n8k4(dim, rows);
+  return shared_m16n8k16(dim, rows, float8 ? 1 : 2, device.shared_bytes < kSharedSm90 ? kAheadSm80 : kAheadSm90);
 }
 
 ffi::Error launch(CUstream stream, std::string_view layout, const std::string& cache, int dim, AttendArgs& a) {
   const Device device = device_of(stream);
-  const Block block = block_of(layout, cache, dim, device, a);
-  const int pairs = a.batch * a.kv_heads * (a.rows / block.rows);
+  const int block = block_rows(dim, a.tokens * a.group), pairs = a.batch * a.kv_heads * (a.rows / block);
   a.run = run_of(pairs, a.splits, (dim == 128 ? 2 : 1) * (device.multiprocessors ? device.multiprocessors : 1));
   const std::string module = "attend_" + std::string(layout), size = "_d" + std::to_string(dim);
-  const std::string rows = "attend" + size + "_r" + std::to_string(block.rows) + "_" + cache, combine = "combine" + size;
+  const std::string rows = "attend" + size + "_r" + std::to_string(block) + "_" + cache, combine = "combine" + size;
+  const unsigned shared = shared_bytes(layout, dim, block, cache[0] == 'e', device);
   const unsigned blocks = static_cast<unsigned>(pairs * up(a.splits, a.run));
   void* pointers[] = {&a};
-  const Launch first{module.c_str(), rows.c_str(), blocks, 1, 1, kAttendThreads, block.shared};
+  const Launch first{module.c_str(), rows.c_str(), blocks, 1, 1, kAttendThreads, shared};
   if (ffi::Error error = launch_kernel(stream, first, pointers); error.failure()) return error;
   const unsigned results = static_cast<unsigned>(a.batch * a.tokens * a.kv_heads * a.group), threads = static_cast<unsigned>(dim);
   return launch_kernel(stream, {module.c_str(), combine.c_str(), results, 1, 1, threads, 0}, pointers);
@@ -102,10 +91,6 @@ ffi::Error Initialize(CUstream stream, float, int64_t, bool, std::string_view la
   const std::string module = "attend_" + std::string(layout);
   for (const char* shape : {"attend_d256_r16_", "attend_d256_r48_", "attend_d128_r16_", "attend_d128_r32_"}) {
     ffi::Error error = load_all(stream, module, shape, {"f16", "f32", "e4m3", "e5m2"});
-    if (error.failure()) return error;
-  }
-  if (layout == "m16n8k16") {
-    ffi::Error error = load_all(stream, module, "attend_d256_r96_", {"f16", "e4m3", "e5m2"});
     if (error.failure()) return error;
   }
   return load_all(stream, module, "combine_", {"d256", "d128"});

@@ -14,11 +14,6 @@
   ONECAT_ATTEND(DIM, BANDS, ROWS, e4m3, E4M3Cache)   \
   ONECAT_ATTEND(DIM, BANDS, ROWS, e5m2, E5M2Cache)
 
-#define ONECAT_ATTEND_MANY(DIM, BANDS, ROWS)         \
-  ONECAT_ATTEND(DIM, BANDS, ROWS, f16, F16Cache)     \
-  ONECAT_ATTEND(DIM, BANDS, ROWS, e4m3, E4M3Cache)   \
-  ONECAT_ATTEND(DIM, BANDS, ROWS, e5m2, E5M2Cache)
-
 #define ONECAT_COMBINE(DIM, TILE)                                                                \
   extern "C" __global__ void __launch_bounds__(DIM)                                              \
       combine_d##DIM(const __grid_constant__ onecat::paged_attention::AttendArgs a) {            \

