@@ -1,8 +1,8 @@
 // How a cache's elements become float16 pairs. All expansions are exact but that of float32, which rounds once.
 //
 // kStored and kBytes: bytes of an element in the cache and in shared memory; where they differ, expand(from) gives the 16
-// bytes. kFactor: what expanded values must be multiplied by. pair<i>(w): bytes i and i + 1 of a word; cross<i>(x, y): byte i of
-// each of two words.
+// bytes. kFactor: what expanded values must be multiplied by. pair<i>(w): bytes i and i + 1 of a word; cross<i>(x, y): byte i
+// of each of two words.
 //
 // By bits, E5M2 is the upper half of a float16, and E4M3 shifted right by one place is its value times 2^-8; there the codes
 // of NaN read as 480, which writing to the cache never makes of finite values.

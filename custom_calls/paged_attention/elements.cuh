@@ -1,5 +1,5 @@
-// A few neighbouring values at a time, between memory and float32, and their place in the cache. Rounding is to nearest even; float8
-// saturates.
+// A few neighbouring values at a time, between memory and float32, and their place in the cache. Rounding is to nearest even;
+// float8 saturates.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

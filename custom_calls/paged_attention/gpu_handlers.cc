@@ -58,8 +58,8 @@ ffi::Error launch(CUstream stream, std::string_view layout, const std::string& c
   void* pointers[] = {&a};
   const Launch first{module.c_str(), rows.c_str(), blocks, 1, 1, kAttendThreads, shared};
   if (ffi::Error error = launch_kernel(stream, first, pointers); error.failure()) return error;
-  const unsigned results = static_cast<unsigned>(a.batch * a.tokens * a.kv_heads * a.group), threads = static_cast<unsigned>(dim);
-  return launch_kernel(stream, {module.c_str(), combine.c_str(), results, 1, 1, threads, 0}, pointers);
+  const unsigned results = static_cast<unsigned>(a.batch * a.tokens * a.kv_heads * a.group);
+  return launch_kernel(stream, {module.c_str(), combine.c_str(), results, 1, 1, static_cast<unsigned>(dim), 0}, pointers);
 }
 
 // ---- handlers

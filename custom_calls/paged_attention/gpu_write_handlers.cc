@@ -78,13 +78,14 @@ ffi::Error Write(CUstream stream, Any k_pages, Any v_pages, Any k, Any v, Table 
 
 // ---- normed and turned
 
-std::string check_heads(const Any& k_pages, const F16& qkv, const F32& q_norm, const F32& k_norm, const F32& cos, const F32& sin,
-                        const F32& scales, const F16& q) {
+std::string check_heads(const Any& k_pages, const F16& qkv, const F32& q_norm, const F32& k_norm, const F32& cos,
+                        const F32& sin, const F32& scales, const F16& q) {
   const auto d = k_pages.dimensions(), x = qkv.dimensions(), o = q.dimensions(), c = cos.dimensions();
   if (d[3] != 128 && d[3] != 256) return message("head dim is ", d[3], ", must be 128 or 256");
   if (x.size() != 3 || o.size() != 4 || !has_shape(o, {x[0], x[1], o[2], d[3]}))
     return message("rows are ", shape_text(x), " and q is ", shape_text(o), ", must be [B, T, N] and [B, T, H, ", d[3], "]");
-  if (!has_shape(q_norm.dimensions(), {d[3]}) || !has_shape(k_norm.dimensions(), {d[3]}) || !has_shape(scales.dimensions(), {2}))
+  if (!has_shape(q_norm.dimensions(), {d[3]}) || !has_shape(k_norm.dimensions(), {d[3]}) ||
+      !has_shape(scales.dimensions(), {2}))
     return message("norms must be [", d[3], "] and scales [2]");
   if (c.size() != 3 || !(c == sin.dimensions()) || !has_shape(c, {x[0], x[1], c[2]}) || c[2] % (d[3] / 32) || 2 * c[2] > d[3])
     return message("cos is ", shape_text(c), ", must be as sin [", x[0], ", ", x[1], ", a multiple of ", d[3] / 32, " up to ",
@@ -121,8 +122,8 @@ ffi::Error WriteHeads(CUstream stream, Any k_pages, Any v_pages, F16 qkv, F32 q_
   if (warps == 0) return ffi::Error::Success();
   void* pointers[] = {&a};
   const std::string kernel = "write_heads_d" + std::to_string(d[3]);
-  return launch_kernel(stream, {kModule, kernel.c_str(), static_cast<unsigned>((warps + each - 1) / each), 1, 1, kWriteThreads, 0},
-                       pointers);
+  const unsigned blocks = static_cast<unsigned>((warps + each - 1) / each);
+  return launch_kernel(stream, {kModule, kernel.c_str(), blocks, 1, 1, kWriteThreads, 0}, pointers);
 }
 
 ffi::Error Initialize(CUstream stream) { return load_kernel(stream, kModule, kModule); }

@@ -16,9 +16,11 @@ extern "C" __global__ void __launch_bounds__(256) kv_write(const __grid_constant
   store_as(a.to, blockIdx.y ? a.at.v_pages : a.at.k_pages, to * groups + id % groups, values);
 }
 
-extern "C" __global__ void __launch_bounds__(256) write_heads_d256(const __grid_constant__ onecat::paged_attention::HeadArgs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    write_heads_d256(const __grid_constant__ onecat::paged_attention::HeadArgs a) {
   onecat::paged_attention::write_head<256>(a);
 }
-extern "C" __global__ void __launch_bounds__(256) write_heads_d128(const __grid_constant__ onecat::paged_attention::HeadArgs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    write_heads_d128(const __grid_constant__ onecat::paged_attention::HeadArgs a) {
   onecat::paged_attention::write_head<128>(a);
 }

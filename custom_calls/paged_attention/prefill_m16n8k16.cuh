@@ -1,7 +1,7 @@
 // Prefill on m16n8k16 (sm_80 and later): a block of 8 warps takes 128 rows of one query head, a warp 16 of them, and goes
 // through tiles of 64 keys at absolute positions; scores and weights stay in registers. Keys and values are float16 in shared
-// memory, two tiles deep where it holds them. A float8 tile is copied as it is and expanded from shared memory to shared memory,
-// each chunk by the thread that copied it.
+// memory, two tiles deep where it holds them. A float8 tile is copied as it is and expanded from shared memory to shared
+// memory, each chunk by the thread that copied it.
 //
 // A tile without visible keys is an exact no-op for a row, so a row's bits depend on its position alone.
 #pragma once

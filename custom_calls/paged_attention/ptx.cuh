@@ -89,13 +89,7 @@ __device__ __forceinline__ uint4 load_matrices_transposed(u32 address) {
 
 // 16 bytes to shared memory in the background.
 __device__ __forceinline__ void copy_async(u32 to, const void* from) {
-#ifdef EVICT
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
-#else
   asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
-#endif
 }
 __device__ __forceinline__ void copy_async_or_zero(u32 to, const void* from, bool read) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(read ? 16 : 0) : "memory");

@@ -86,7 +86,8 @@ template <int kTile>
 struct Walk {
   int tile, split, stop;
 
-  __device__ __forceinline__ Walk(const Tiles<kTile>& tiles, int from, int to) : tile(tiles.first_of(from)), split(from), stop(to) {
+  __device__ __forceinline__ Walk(const Tiles<kTile>& tiles, int from, int to)
+      : tile(tiles.first_of(from)), split(from), stop(to) {
     settle(tiles);
   }
   __device__ __forceinline__ bool live() const { return split < stop; }

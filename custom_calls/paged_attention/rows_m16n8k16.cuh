@@ -60,7 +60,9 @@ struct RowsBlock {
 
   __device__ __forceinline__ int half() const { return me.warp >> 2; }     // of D, in the key product
   __device__ __forceinline__ int column() const { return me.warp & 3; }    // of 16 keys
-  __device__ __forceinline__ int softmax_row(int turn) const { return (turn * kWarps + me.warp) * (32 / kLanes) + me.lane / kLanes; }
+  __device__ __forceinline__ int softmax_row(int turn) const {
+    return (turn * kWarps + me.warp) * (32 / kLanes) + me.lane / kLanes;
+  }
 
   __device__ __forceinline__ void load_queries() {
 #pragma unroll

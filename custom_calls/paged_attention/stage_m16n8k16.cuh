@@ -38,8 +38,10 @@ struct Stage {
   u32 key_to, value_to;  // where the first of them goes in slot 0
   int tile, entry;  // to be copied next; no tile if below 0
 
-  __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& me, u32 keys, u32 values)
-      : request(r), pages(a, r), warp(me.warp), row(me.lane / kChunks), stride((size_t)a.kv_heads * kDim * Cache::kStored) {
+  __device__ __forceinline__ Stage(const AttendArgs& a, const Request& r, const Work& work, const Lane& me, u32 keys,
+                                   u32 values)
+      : request(r), pages(a, r), warp(me.warp), row(me.lane / kChunks),
+        stride((size_t)a.kv_heads * kDim * Cache::kStored) {
     const int chunk = me.lane % kChunks, at = work.head * kDim * Cache::kStored + chunk * kSource;
     key = a.k + at;
     value = a.v + at;
