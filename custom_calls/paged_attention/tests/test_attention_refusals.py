@@ -15,6 +15,7 @@ on_cpu = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="about the handlers that run on CPU"
 )
 CPU = Target("cpu")
+HEADS = "norm, rotary embedding and key/value write"
 
 
 def bad(name: str):
@@ -128,6 +129,40 @@ def test_the_route_says_why_faster_ones_declined(target, change, route, reason):
         AttentionDescriptor(4, 8, 4, 256, 16, "float16", "float8_e4m3fn"), **change
     )
     found = plan("attention", descriptor, Policy(target=target))
+    assert found.name == route
+    assert reason in found.explain()
+
+
+@pytest.mark.parametrize(
+    ("operator", "target", "change", "route", "reason"),
+    [
+        ("key/value write", Target("gpu", 70), {}, "gpu handler", ""),
+        ("key/value write", Target("gpu", 60), {}, "plain", "compute capability 7.0 or later"),
+        (
+            "key/value write",
+            Target("gpu", 90),
+            {"kv_heads": 1, "dim": 4},
+            "plain",
+            "a multiple of 8",
+        ),
+        ("key/value write", CPU, {}, "cpu handler", "compute capability 7.0 or later"),
+        (HEADS, Target("gpu", 70), {}, "gpu handler", ""),
+        (
+            HEADS,
+            Target("gpu", 90),
+            {"dim": 64},
+            "plain",
+            "the head dim must be 128 or 256, it is 64",
+        ),
+        (HEADS, Target("gpu", 90), {"dtype": "bfloat16"}, "plain", "rows must be float16"),
+        (HEADS, CPU, {}, "plain", "compute capability 7.0 or later"),
+    ],
+)
+def test_writing_says_why_faster_routes_declined(operator, target, change, route, reason):
+    descriptor = replace(
+        AttentionDescriptor(4, 8, 4, 256, 16, "float16", "float8_e4m3fn"), **change
+    )
+    found = plan(operator, descriptor, Policy(target=target))
     assert found.name == route
     assert reason in found.explain()
 
