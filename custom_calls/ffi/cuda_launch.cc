@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
-constexpr int kAttributeMaxDynamicShared = 8;
+constexpr int kAttributeMultiprocessors = 16;
+constexpr int kAttributeSharedBytes = 97;      // of a device
+constexpr int kAttributeMaxDynamicShared = 8;  // of a function
 constexpr unsigned kDefaultSharedLimit = 48 * 1024;
 constexpr int kJitErrorLogBuffer = 5;
 constexpr int kJitErrorLogSize = 6;
@@ -156,6 +158,18 @@ std::string loaded_architecture(const std::string& module) {
   std::lock_guard<std::mutex> guard(cache().mutex);
   auto found = cache().architectures.find(module);
   return found == cache().architectures.end() ? "" : found->second;
+}
+
+Device device_of(CUstream stream) {
+  const CudaDriver& driver = CudaDriver::get();
+  if (!driver.error.empty()) return {};
+  ContextScope scope(driver, stream);
+  CUdevice device;
+  int multiprocessors = 0, shared_bytes = 0;
+  if (!scope.current || driver.context_device(&device)) return {};
+  driver.device_attribute(&multiprocessors, kAttributeMultiprocessors, device);
+  driver.device_attribute(&shared_bytes, kAttributeSharedBytes, device);
+  return {multiprocessors, static_cast<unsigned>(shared_bytes)};
 }
 
 xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* kernel) {

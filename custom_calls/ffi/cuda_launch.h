@@ -35,6 +35,13 @@ xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* ker
 // Enqueues the kernel. No allocation, no synchronisation.
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments);
 
+// What a launch may be shaped by; zeros without a usable driver (launching then says why).
+struct Device {
+  int multiprocessors;
+  unsigned shared_bytes;  // of one block, at most
+};
+Device device_of(CUstream stream);
+
 // Architecture of the image that was loaded last for `module` ("" if none): what tests assert.
 std::string loaded_architecture(const std::string& module);
 
