@@ -9,11 +9,13 @@ laws are the matter of test_acceptance_law.
 import importlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 
 import numpy as np
 import pytest
-from independence import use_buckets
+from independence import buckets_of, use_buckets
 from scipy import stats
 from speculating import PROMPTS
 
@@ -23,7 +25,6 @@ from onecat_jax.buckets import Buckets
 acceptance = importlib.import_module("onecat_jax.sampling.acceptance")
 
 ROWS, LENGTH, FIRST = 64, 6, 3
-PROMPT = PROMPTS[0]
 END_BIAS = 9.5
 METHODS = {
     None: None,
@@ -34,6 +35,19 @@ METHODS = {
     "dflash and lookup": {"method": "dflash", "adaptive_lookup": True},
 }
 FEW, MANY = 1024, 20_032  # texts; whole batches
+
+
+@dataclass(frozen=True)
+class Law:
+    """What texts are drawn from."""
+
+    prompt: str
+    temperature: float
+
+
+OPEN = Law(PROMPTS[0], 1.0)
+COPYING = Law(PROMPTS[5], 1.6)  # there is text to look up, and doubt whether to go on copying
+LAW_OF = {"ngram": COPYING, "dflash and lookup": COPYING}  # methods that aren't here: OPEN
 Text = tuple[int, ...]
 
 
@@ -53,33 +67,59 @@ def engine(method: str | None) -> LLM:
 shared = cache(engine)
 
 
-def texts(llm: LLM, count: int, first_seed: int) -> tuple[list[Text], float]:
+def sampled(llm: LLM, law: Law, seed: int, n: int = 1) -> SamplingParams:
+    return SamplingParams(
+        temperature=law.temperature,
+        top_p=0.9,
+        top_k=20,
+        logit_bias={llm.tokenizer.eos_ids[0]: END_BIAS},
+        n=n,
+        seed=seed,
+        max_tokens=LENGTH,
+    )
+
+
+def texts(llm: LLM, law: Law, count: int, first_seed: int) -> tuple[list[Text], float]:
     """New tokens of so many seeds, and tokens per round in the mean over batches."""
-    end = llm.tokenizer.eos_ids[0]
     found, rounds = [], []
     for seed in range(first_seed, first_seed + count // ROWS):
-        params = SamplingParams(
-            temperature=1.0,
-            top_p=0.9,
-            top_k=20,
-            logit_bias={end: END_BIAS},
-            n=ROWS,
-            seed=seed,
-            max_tokens=LENGTH,
-        )
-        output = llm.generate([PROMPT], params)[0]
+        output = llm.generate([law.prompt], sampled(llm, law, seed, ROWS))[0]
         found.extend(sample.token_ids for sample in output.outputs)
         rounds.append(output.metrics.acceptance_length)
     return found, float(np.mean(rounds))
 
 
+SIZES = (1, 3, 8, 2, 20, 5, 29)  # requests that count, beside two that don't
+NEIGHBOURS = {
+    PROMPTS[1]: SamplingParams(temperature=0.0, max_tokens=LENGTH - 2),
+    PROMPTS[2]: SamplingParams(
+        temperature=0.7, max_tokens=LENGTH + 2, extra_args={"num_speculative_tokens": 0}
+    ),
+}
+
+
+def texts_of_mixed_batches(llm: LLM, count: int, first_seed: int) -> list[Text]:
+    """The same, in batches of many sizes, beside a greedy request and one without drafts, each in turn first."""
+    found, sizes = [], cycle(SIZES)
+    with buckets_of(llm, Buckets((64,), (4, 8, 32))):
+        while len(found) < count:
+            size = min(next(sizes), count - len(found))
+            seeds = range(first_seed + len(found), first_seed + len(found) + size)
+            batch = [(OPEN.prompt, sampled(llm, OPEN, seed)) for seed in seeds]
+            batch[:0] = [*NEIGHBOURS.items()][: size % 3]
+            batch.extend([*NEIGHBOURS.items()][size % 3 :])
+            outputs = llm.generate(*map(list, zip(*batch, strict=True)))
+            found.extend(o.outputs[0].token_ids for o in outputs if o.prompt == OPEN.prompt)
+    return found
+
+
 @cache
-def plain(count: int) -> list[Text]:
-    return texts(shared(None), count, 0)[0]
+def plain(count: int, law: Law = OPEN) -> list[Text]:
+    return texts(shared(None), law, count, 0)[0]
 
 
-def drafted(llm: LLM, count: int) -> list[Text]:
-    found, per_round = texts(llm, count, 10**6)
+def drafted(llm: LLM, count: int, law: Law = OPEN) -> list[Text]:
+    found, per_round = texts(llm, law, count, 10**6)
     assert per_round > 1.1, "drafts are accepted"
     return found
 
@@ -110,7 +150,9 @@ def p_values(one: Sequence[Text], other: Sequence[Text]) -> dict[str, float]:
 
 
 def assert_same_law(method: str, count: int) -> None:
-    assert min(p_values(plain(count), drafted(shared(method), count)).values()) > 1e-4
+    law = LAW_OF.get(method, OPEN)
+    found = p_values(plain(count, law), drafted(shared(method), count, law))
+    assert min(found.values()) > 1e-4
 
 
 def test_texts_end_at_many_lengths():
@@ -127,6 +169,14 @@ def test_texts_with_drafts_have_the_law_of_texts_without(method):
 @pytest.mark.parametrize("method", [method for method in METHODS if method])
 def test_twenty_thousand_texts_have_it(method):
     assert_same_law(method, MANY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dflash", "mtp"])
+def test_twenty_thousand_texts_of_batches_of_mixed_sizes_have_it(method):
+    found = texts_of_mixed_batches(shared(method), MANY, 2 * 10**6)
+    assert len(found) == MANY
+    assert min(p_values(plain(MANY), found).values()) > 1e-4
 
 
 FAULTS = {

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.reference import dot, in_code_order, linear_reference
@@ -80,17 +80,21 @@ def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array
     if route == PLAIN:
         return linear_reference(x, w, layer)
     if isinstance(w, Dense):
-        return (
-            _dense_library(x, w, layer, out_dtype) if route == LIBRARY else _dense_cpu(x, w, layer)
-        )
+        if route == LIBRARY:
+            return _library(x, pick(w.weight, layer).astype(x.dtype), out_dtype)
+        return _dense_cpu(x, w, layer)
     if w.layout == "cpu16":
         return _packed_cpu(x, w, layer)
     return _packed_gpu(x, w, layer, out_dtype)
 
 
-def _dense_library(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
-    """The library's product; a float16 result is asked for directly, which spares a float32 copy of it."""
-    matrix = pick(w.weight, layer).astype(x.dtype)
+def _library(x: Array, matrix: Array, out_dtype: Any) -> Array:
+    """The library's product; a float16 result is asked for directly, which spares a float32 copy of it.
+
+    The barrier keeps products of the same rows apart: XLA would make one of them, and put their weights side by side each time
+    it runs.
+    """
+    x, matrix = lax.optimization_barrier((x, matrix))
     if out_dtype == x.dtype == jnp.float16:
         return jnp.einsum("mk,nk->mn", x, matrix)
     return dot(x, matrix)
@@ -141,9 +145,7 @@ def _packed_gpu(x: Array, w: Packed, layer: Layer, out_dtype: Any) -> Array:
         return _call(target, shape, out, (x, *operands), layer, **attributes)
     target, shape = f"onecat_{kind}_expand_gpu_v1", (w.n, w.k)
     slab = _call(target, shape, jnp.float16, operands, layer, **attributes)
-    if out == jnp.float16:
-        return jnp.einsum("mk,nk->mn", x, slab)
-    return dot(x, slab)
+    return _library(x, slab, out)
 
 
 def look_up(table: Array, ids: Array, policy: Policy = Policy()) -> Array:
