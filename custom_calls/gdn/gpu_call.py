@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from onecat_jax.custom_calls.gdn.reference import CHUNK
 from onecat_jax.custom_calls.gdn.rows import (
     Caches,
     GDNRows,
@@ -20,6 +21,7 @@ from onecat_jax.custom_calls.gdn.rows import (
 from onecat_jax.custom_calls.linear import Layer
 
 _ROWS, _VERIFY = "onecat_gdn_rows_gpu_v1", "onecat_gdn_verify_rows_gpu_v1"
+_CHUNKS = "onecat_gdn_chunks_gpu_v1"
 _VERIFY_KEPT, _COMMIT = "onecat_gdn_verify_kept_rows_gpu_v1", "onecat_gdn_commit_rows_gpu_v1"
 
 
@@ -77,6 +79,56 @@ def recur_gpu(
         *operands, _zeros(rows.count, heads), states, windows, **_attributes(layer, eps)
     )
     return found
+
+
+def recur_chunks_gpu(
+    qkv: Array,
+    gates: Array,
+    caches: Caches,
+    rows: GDNRows,
+    weights: GDNWeights,
+    layer: Layer,
+    layout: str,
+    terms: int,
+) -> Recurred:
+    """`recur` (call.py) of long inputs, by the kernels of a layout, "m8n8k4" or "m16n8k16".
+
+    The call returns its workspace beside the result, which so has a place in the program's memory plan: 66 KB per row with two
+    terms for 16 key and 48 value heads.
+    """
+    states, windows = caches
+    call = jax.ffi.ffi_call(
+        _CHUNKS,
+        (_output(qkv, states, False), like(states), like(windows), *_workspace(qkv, states, weights, terms)),
+        input_output_aliases={9: 1, 10: 2},
+        vmap_method="sequential",
+    )  # fmt: skip
+    small = (weights.conv, weights.a_log, weights.dt_bias)
+    where = (jnp.asarray(layer.index, jnp.int32), rows.slots, rows.start, rows.count)
+    how = {"mul": np.int32(layer.mul), "add": np.int32(layer.add), "terms": np.int32(terms)}
+    found = call(qkv, gates, *small, *where, states, windows, **how, layout=layout)
+    out, states, windows = found[:3]
+    return out, states, windows
+
+
+def _workspace(
+    qkv: Array, states: Array, weights: GDNWeights, terms: int
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Keys, queries, values, T, P and decays of all chunks."""
+    shape = GDNShape.of(states, weights.conv.shape[-1])
+    lead = (qkv.shape[0], -(-qkv.shape[1] // CHUNK))
+    wide = (*lead, shape.key_heads, terms, CHUNK, shape.key_dim)
+    square = (*lead, shape.value_heads, terms, CHUNK, CHUNK)
+    values = (*lead, shape.value_heads, CHUNK, shape.value_dim)
+    half, single = jnp.float16, jnp.float32
+    return (
+        jax.ShapeDtypeStruct(wide, half),
+        jax.ShapeDtypeStruct(wide, half),
+        jax.ShapeDtypeStruct(values, single if terms == 2 else half),
+        jax.ShapeDtypeStruct(square, half),
+        jax.ShapeDtypeStruct(square, half),
+        jax.ShapeDtypeStruct((*lead, shape.value_heads, 3, CHUNK), single),
+    )
 
 
 def verify_gpu(

@@ -7,13 +7,13 @@ namespace {
 
 constexpr int kRowMultiple = 8;  // values of a row, so that four may be read at once
 
-std::string read_sizes_gpu(const Operands& in, bool kept, Sizes* z) {
+std::string read_sizes_gpu(const Operands& in, bool kept, int64_t max_tokens, Sizes* z) {
   const auto x = in.qkv.dimensions(), state = in.states.dimensions(), conv = in.conv.dimensions();
   const size_t rank = kept ? 4 : 3;
   if (in.qkv.element_type() != ffi::DataType::F16 || in.windows.element_type() != ffi::DataType::F16)
     return "rows and windows must be float16";
-  if (x.size() != rank || x[rank - 2] < 1 || x[rank - 2] > kGpuTokens || x[rank - 1] % kRowMultiple)
-    return message("rows are ", shape_text(x), ", must be ", kept ? "[P, B, T, C]" : "[B, T, N]", " with T in 1 .. ", kGpuTokens,
+  if (x.size() != rank || x[rank - 2] < 1 || x[rank - 2] > max_tokens || x[rank - 1] % kRowMultiple)
+    return message("rows are ", shape_text(x), ", must be ", kept ? "[P, B, T, C]" : "[B, T, N]", " with T in 1 .. ", max_tokens,
                    " and whole multiples of ", kRowMultiple);
   if (state.size() != 4 || state[2] != kGpuDim || state[3] != kGpuDim)
     return message("states are ", shape_text(state), ", must be [X, Hv, ", kGpuDim, ", ", kGpuDim, "]");
@@ -26,9 +26,13 @@ std::string read_sizes_gpu(const Operands& in, bool kept, Sizes* z) {
 
 }  // namespace
 
+std::string check_layer(const Operands& in, bool kept, int64_t max_tokens, Sizes* z) {
+  if (std::string text = read_sizes_gpu(in, kept, max_tokens, z); !text.empty()) return text;
+  return check_shapes(in, *z, kept);
+}
+
 std::string describe_rows(const Operands& in, bool kept, Sizes* z, RowsArgs* args) {
-  if (std::string text = read_sizes_gpu(in, kept, z); !text.empty()) return text;
-  if (std::string text = check_shapes(in, *z, kept); !text.empty()) return text;
+  if (std::string text = check_layer(in, kept, kGpuTokens, z); !text.empty()) return text;
   RowsArgs& a = *args;
   a.rows = in.qkv.untyped_data(), a.gates = in.gates.typed_data();
   a.conv = in.conv.typed_data(), a.a_log = in.a_log.typed_data(), a.dt_bias = in.dt_bias.typed_data();

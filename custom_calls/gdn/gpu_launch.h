@@ -17,7 +17,10 @@ using Stream = ffi::PlatformStream<CUstream>;
 
 constexpr const char* kRowsModule = "gdn_rows";
 
-// Fills what all kernels read, or gives an error text. Kept rows have a leading axis of layers.
+// Types and shapes that all kernels need, or an error text. Kept rows have a leading axis of layers.
+std::string check_layer(const Operands& in, bool kept, int64_t max_tokens, Sizes* z);
+
+// Fills what all kernels of few rows read, or gives an error text.
 std::string describe_rows(const Operands& in, bool kept, Sizes* z, RowsArgs* args);
 
 // The outputs: o [B, T, Hv, Dv] as float32, or as float16 after a norm with weights [L, Dv] and the gate behind q | k | v.

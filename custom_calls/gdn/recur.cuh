@@ -84,8 +84,8 @@ class Block {
     const int pair = i % kPairs, first = i / kPairs * kItemRows;
 #pragma unroll
     for (int j = 0; j < kItemRows; ++j) {
-      const float2 y = item.row(j);
-      if (first + j < tokens_) inputs_.put(pair, first + j, y);
+      if (first + j >= tokens_) break;
+      inputs_.put(pair, first + j, item.row(j));
     }
     if (kMode == kVerify && a_.kept_rows) keep(item, pair, first);
   }

@@ -10,6 +10,8 @@ from onecat_jax.custom_calls.gdn.rows import BLOCK_ROWS, GDNShape
 
 CPU = "cpu handler"
 GPU = "gpu handler"  # of few rows, the same on all GPUs
+SM80_CHUNKS, SM70_CHUNKS = "sm_80 chunks", "sm_70 chunks"
+LAYOUT_OF_ROUTE = {SM80_CHUNKS: "m16n8k16", SM70_CHUNKS: "m8n8k4"}
 CHUNKS = "library chunks"
 
 _MAX_DIM, _DIM_MULTIPLE = 256, 16
@@ -40,13 +42,12 @@ def plan(descriptor: GDNDescriptor, policy: Policy = Policy(), *, operator: str 
     Args:
       descriptor: what is called.
       policy: which routes may be taken.
-      operator: "gdn", "gdn verify" or "gdn commit", which have the same routes (the report tells them apart), or
-        "gdn and gated norm".
+      operator: a key of ROUTES.
 
     Raises:
       EngineError: in strict mode, when only plain JAX is left.
     """
-    return choose(operator, descriptor, ROUTES.get(operator, _ROUTES), policy)
+    return choose(operator, descriptor, ROUTES[operator], policy)
 
 
 def _decline_cpu(d: GDNDescriptor, target: Target) -> str | None:
@@ -76,6 +77,24 @@ def _decline_gpu(d: GDNDescriptor, target: Target) -> str | None:
     return _decline_shape(d)
 
 
+def _decline_sm80_chunks(d: GDNDescriptor, target: Target) -> str | None:
+    if target.platform != "gpu" or target.capability < 80:
+        return f"it needs compute capability 8.0 or later, the target is {target}"
+    return _decline_gpu_chunks(d)
+
+
+def _decline_sm70_chunks(d: GDNDescriptor, target: Target) -> str | None:
+    if target.platform != "gpu" or not 70 <= target.capability <= 72:
+        return f"it needs compute capability 7.0 to 7.2, the target is {target}"
+    return _decline_gpu_chunks(d)
+
+
+def _decline_gpu_chunks(d: GDNDescriptor) -> str | None:
+    if d.rows <= BLOCK_ROWS:
+        return f"it takes more than {BLOCK_ROWS} rows, there are {d.rows}"
+    return _decline_shape(d)
+
+
 def _decline_shape(d: GDNDescriptor) -> str | None:
     for dim in (d.shape.key_dim, d.shape.value_dim):
         if dim != _GPU_DIM:
@@ -95,9 +114,20 @@ def _decline_chunks(d: GDNDescriptor, target: Target) -> str | None:
     return f"it takes more than {BLOCK_ROWS} rows, there are {d.rows}"
 
 
-_ROUTES = (
+_GPU, _CPU, _CHUNKS = (
     Candidate(GPU, _decline_gpu),
     Candidate(CPU, _decline_cpu),
     Candidate(CHUNKS, _decline_chunks),
 )
-ROUTES = {"gdn and gated norm": (Candidate(GPU, _decline_gpu),)}
+ROUTES = {
+    "gdn": (
+        _GPU,
+        Candidate(SM80_CHUNKS, _decline_sm80_chunks),
+        Candidate(SM70_CHUNKS, _decline_sm70_chunks),
+        _CPU,
+        _CHUNKS,
+    ),
+    "gdn verify": (_GPU, _CPU, _CHUNKS),
+    "gdn commit": (_GPU, _CPU, _CHUNKS),
+    "gdn and gated norm": (_GPU,),
+}

@@ -31,6 +31,12 @@ def rounds(g: Geometry, count: list[int], width: int, **how) -> Round:
     return replace(x, qkv=x.qkv.astype(np.float16))
 
 
+def part(x: Batch, a: int, b: int, states, windows) -> Batch:
+    """Rows a .. b - 1 of all sequences, from the caches that the rows before them left."""
+    new = {"qkv": x.qkv[:, a:b], "gates": x.gates[:, a:b], "states": states, "windows": windows}
+    return replace(x, **new, start=x.start + a, count=np.clip(x.count - a, 0, b - a))
+
+
 def same(a, b) -> bool:
     """Bits of all arrays; NaNs equal one another."""
     return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(a, b, strict=True))

@@ -25,7 +25,6 @@ from onecat_jax.custom_calls.linear import Layer
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
-KERNELS = "gdn_rows"
 CLOSE = 3e-6  # of the largest value
 
 

@@ -15,7 +15,15 @@ pytestmark = pytest.mark.skipif(
 )
 FOLDER = Path(__file__).resolve().parents[1]
 TOOL = FOLDER.parent / "tools" / "nvrtc_compile.py"
-KERNELS = {"gdn_rows": {"gdn_step": 2, "gdn_verify": 2, "gdn_commit": 2}}  # blocks per processor
+KERNELS = {  # blocks per multiprocessor
+    "gdn_rows": {"gdn_step": 2, "gdn_verify": 2, "gdn_commit": 2},
+    "gdn_chunks_m8n8k4": {
+        "gdn_chunk_inputs_1": 1,
+        "gdn_chunk_inputs_2": 1,
+        "gdn_chunk_scan_short_1": 1,
+        "gdn_chunk_scan_short_2": 1,
+    },
+}
 REGISTERS, THREADS = 65536, 256
 
 
@@ -48,7 +56,9 @@ def test_nothing_spills_and_as_many_blocks_fit_as_planned(module, tmp_path):
         assert REGISTERS // allocated >= KERNELS[module][kernel], (kernel, facts)
 
 
-@pytest.mark.parametrize("module", KERNELS)
-def test_every_gpu_has_an_image(module):
+def test_every_gpu_has_an_image():
     for capability in (70, 75, 80, 90, 120):
-        assert _ext.choose_image(module, capability)[0]
+        assert _ext.choose_image("gdn_rows", capability)[0]
+    assert _ext.choose_image("gdn_chunks_m8n8k4", 70)[0] == "sm_70"
+    for capability in (80, 90, 120):
+        assert _ext.choose_image("gdn_chunks_m16n8k16", capability)[0]

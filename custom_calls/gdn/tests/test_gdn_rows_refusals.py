@@ -120,4 +120,4 @@ def test_the_report_names_the_route():
     jax.eval_shape(lambda *a: call(*a, Layer(0), Policy()), *map(jnp.asarray, arrays))
     (record,) = routes()
     assert (record.operator, record.route.name) == ("gdn", "cpu handler")
-    assert record.descriptor == "1 rows of 2 x 32 and 4 x 16 heads, float32 windows"
+    assert record.descriptor == ("1 rows of 2 x 32 and 4 x 16 heads, float32 with float32 windows")
