@@ -1,11 +1,12 @@
-"""Speed of the gated delta rule over few rows on a GPU: single steps, verify rounds, replays, beside a copy.
+"""Speed of the gated delta rule on a GPU: single steps, verify rounds, replays, prefill, beside a copy.
 
     python bench/bench_gdn.py [--spec "27b tp1"] [--batches 1,4,8] [--layers 48] [--out FILE]
 
-Contract. One program runs `layers` layers, unrolled, so that the GPU replays one recorded graph; every layer has states of its
-own and what it reads was last touched a whole pass ago. Rows stay in the second-level cache, as after a projection. Programs are
-queued back to back, so that the device's time is measured: time per layer is the whole time over passes and layers. `share` is
-the speed of reading (and writing) the states beside that of a copy of 1 GiB in the same run.
+Contract. One program runs `layers` layers three times, unrolled, so that the GPU replays one recorded graph; every layer has
+states of its own, and what it reads was last touched a whole round ago. Rows stay in the second-level cache, as after a
+projection. Programs are queued back to back, so that the device's time is measured: time per layer is the whole time over
+programs, rounds and layers. `share` is the speed of reading (and writing) the states beside that of a copy of 1 GiB in the same
+run.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from onecat_jax.custom_calls.linear import Layer
 from onecat_jax.custom_calls.rows import LiveRows
 
 POLICY = Policy(strict=True)
-DIM, WIDTH = 128, 4
+DIM, WIDTH, ROUNDS = 128, 4, 3
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -89,52 +90,70 @@ class Case:
 
 def steps(case: Case, gated: bool) -> tuple[Callable, Any, tuple]:
     def run(caches: Any, x: Any, gates: Any, weights: Any, norm: Any, count: Any) -> Any:
-        outs = []
-        for i in range(case.layers):
+        for i in ROUNDS * list(range(case.layers)):
             where, of = case.where(i, count), gdn.GDNWeights(*weights)
             if gated:
                 how = gdn.OutputNorm(norm, 1e-6)
                 o, *caches = gdn.recur_gated(x, gates, *caches, where, of, Layer(i), how)
             else:
                 o, *caches = gdn.recur(x, gates, *caches, where, of, Layer(i), policy=POLICY)
-            outs.append(o)
-        return tuple(caches), outs
+        return tuple(caches), o
 
     x = case.projected if gated else case.projected[..., : case.channels]
     rest = (x, case.gates, case.weights, case.norm, case.count)
     return jax.jit(run, donate_argnums=0), case.caches(), rest
 
 
-def verifies(case: Case, gated: bool) -> tuple[Callable, Any, tuple]:
+def verifies(case: Case) -> tuple[Callable, Any, tuple]:
     def run(kept: Any, caches: Any, x: Any, gates: Any, weights: Any, norm: Any, count: Any) -> Any:
-        outs, rows = [], gdn.KeptRows(*kept)
-        for i in range(case.layers):
-            where, of = case.where(i, count), gdn.GDNWeights(*weights)
-            if gated:
-                how = gdn.OutputNorm(norm, 1e-6)
-                o, rows = gdn.verify_gated(x, gates, *caches, rows, i, where, of, Layer(i), how)
-            else:
-                o = gdn.verify(x, gates, *caches, where, of, Layer(i), policy=POLICY)
-            outs.append(o)
-        return (rows.qkv, rows.gates), outs
+        rows, how, of = gdn.KeptRows(*kept), gdn.OutputNorm(norm, 1e-6), gdn.GDNWeights(*weights)
+        for i in ROUNDS * list(range(case.layers)):
+            where = case.where(i, count)
+            o, rows = gdn.verify_gated(x, gates, *caches, rows, i, where, of, Layer(i), how)
+        return (rows.qkv, rows.gates), o
 
-    x = case.projected if gated else case.projected[..., : case.channels]
     kept = (
         jnp.zeros((case.layers, case.batch, case.rows, case.channels), jnp.float16),
         jnp.zeros((case.layers, *case.gates.shape)),
     )
-    rest = (case.caches(), x, case.gates, case.weights, case.norm, case.count)
-    return jax.jit(run, donate_argnums=0), kept, rest
+    small = (case.gates, case.weights, case.norm, case.count)
+    return jax.jit(run, donate_argnums=0), kept, (case.caches(), case.projected, *small)
+
+
+def prefills(case: Case, rounded: bool) -> tuple[Callable, Any, tuple]:
+    def run(caches: Any, x: Any, gates: Any, weights: Any, count: Any) -> Any:
+        of = gdn.GDNWeights(*weights)
+        for i in range(case.layers):
+            where = case.where(i, count)
+            how = {"policy": POLICY, "float16_products": rounded}
+            o, *caches = gdn.recur(x, gates, *caches, where, of, Layer(i), **how)
+        return tuple(caches), o
+
+    x = case.projected[..., : case.channels]
+    rest = (x, case.gates, case.weights, case.count)
+    return jax.jit(run, donate_argnums=0), case.caches(), rest
+
+
+def report_prefills(spec: GDNSpec, write: Callable[[dict], None]) -> None:
+    """Milliseconds per layer of 8192 tokens, as one sequence and as four."""
+    for batch in (1, 4):
+        for rounded in (False, True):
+            case = Case(spec, batch, 8192 // batch, 4)
+            each = seconds(*prefills(case, rounded), 3) / case.layers
+            name = "prefill, float16 products" if rounded else "prefill"
+            write({"operator": name, "batch": batch, "ms": round(each * 1e3, 3)})
+            print(f"{name:26s} {batch} x {8192 // batch} {each * 1e3:7.3f} ms", flush=True)
 
 
 def commits(case: Case, accepted: int) -> tuple[Callable, Any, tuple]:
     def run(caches: Any, kept: Any, weights: Any, count: Any) -> Any:
         where = gdn.GDNRows(case.slots, jnp.full_like(count, 7), count, LiveRows.of(count))
-        found = gdn.commit(
-            gdn.KeptRows(*kept), *caches, where, gdn.GDNWeights(*weights),
-            first_layer=0, slots=case.batch, policy=POLICY,
-        )  # fmt: skip
-        return found, None
+        for _ in range(ROUNDS):
+            caches = gdn.commit(
+                gdn.KeptRows(*kept), *caches, where, gdn.GDNWeights(*weights),
+                first_layer=0, slots=case.batch, policy=POLICY,
+            )  # fmt: skip
+        return caches, None
 
     kept = (
         jnp.broadcast_to(case.projected[..., : case.channels], (case.layers, case.batch, case.rows, case.channels)) + 0,
@@ -147,10 +166,9 @@ def commits(case: Case, accepted: int) -> tuple[Callable, Any, tuple]:
 JOBS: dict[str, tuple[int, int, Callable[[Case], Any]]] = {  # rows, state passes
     "step": (1, 2, lambda c: steps(c, False)),
     "step gated": (1, 2, lambda c: steps(c, True)),
-    "verify 2 gated": (2, 1, lambda c: verifies(c, True)),
-    "verify 8": (8, 1, lambda c: verifies(c, False)),
-    "verify 8 gated": (8, 1, lambda c: verifies(c, True)),
-    "verify 16 gated": (16, 1, lambda c: verifies(c, True)),
+    "verify 2": (2, 1, verifies),
+    "verify 8": (8, 1, verifies),
+    "verify 16": (16, 1, verifies),
     "commit 4 of 8": (8, 2, lambda c: commits(c, 4)),
     "commit 8 of 8": (8, 2, lambda c: commits(c, 8)),
 }
@@ -171,15 +189,20 @@ def main() -> None:
     spec = next(s for s in SPECS if s.name == options.spec)
     copy = copy_speed()
     print(f"copy {copy / 1e12:.2f} TB/s", flush=True)
+
+    def write(line: dict) -> None:
+        line = {"bench": "gdn", "spec": spec.name, **line, "copy_tb_per_s": round(copy / 1e12, 2)}
+        append(options.out, conditions, line)
+
+    report_prefills(spec, write)
     for batch in options.batches:
         for name in options.jobs:
             rows, state_passes, build = JOBS[name]
             program, carried, rest = build(Case(spec, batch, rows, options.layers))
-            each = seconds(program, carried, rest, options.passes) / options.layers
+            each = seconds(program, carried, rest, options.passes) / options.layers / ROUNDS
             share = state_passes * batch * spec.value_heads * DIM * DIM * 4 / each / copy
-            line = {"bench": "gdn", "spec": spec.name, "operator": name, "batch": batch}
-            line |= {"us": round(each * 1e6, 2), "share_of_copy": round(share, 3)}
-            append(options.out, conditions, {**line, "copy_tb_per_s": round(copy / 1e12, 2)})
+            us = {"us": round(each * 1e6, 2), "share_of_copy": round(share, 3)}
+            write({"operator": name, "batch": batch, **us})
             print(f"B={batch} {name:16s} {each * 1e6:7.2f} us  {share:5.1%} of copy", flush=True)
 
 
