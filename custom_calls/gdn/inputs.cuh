@@ -6,7 +6,7 @@
 namespace onecat::gdn {
 
 constexpr int kHistory = kGpuTaps - 1;
-constexpr int kItemRows = 4;    // rows that a thread convolves at a time, of two neighbouring channels
+constexpr int kItemRows = 8;    // rows that a thread has at a time, of two neighbouring channels
 constexpr int kHeadPairs = kGpuDim / 2;
 constexpr float kNormEps = 1e-6f;
 constexpr float kQueryScale = 0.08838834764831845f;  // Dk ** -0.5
@@ -28,24 +28,29 @@ struct Stream {
   int tokens;
   bool fresh;  // the window counts as zeros
 
-  // Row i of the stream, the last one beyond its end. One load without branches, so that many are under way at once.
+  // Row i of the stream. One load without branches, so that many are under way at once.
   __device__ __forceinline__ u32 at(int i, int pair) const {
     const bool old = i < kHistory;
-    const u32 x = (old ? window : rows)[old ? i * window_stride + pair : min(i - kHistory, tokens - 1) * row_stride + pair];
+    const u32 x = (old ? window : rows)[old ? i * window_stride + pair : (i - kHistory) * row_stride + pair];
     return old && fresh ? 0u : x;
   }
 };
 
-// Rows first .. first + 3 of two channels, with the three rows before them.
+// Rows first .. first + 7 of two channels, with the three rows before them.
 struct Item {
   float2 tap[kGpuTaps];
   u32 x[kHistory + kItemRows];
 
-  __device__ __forceinline__ void load(const Stream& stream, const float* conv, int channels, int pair, int first) {
-#pragma unroll
-    for (int j = 0; j < kHistory + kItemRows; ++j) x[j] = stream.at(first + j, pair);
+  __device__ __forceinline__ void load_taps(const float* conv, int channels, int pair) {
 #pragma unroll
     for (int j = 0; j < kGpuTaps; ++j) tap[j] = __ldg(reinterpret_cast<const float2*>(conv + j * channels) + pair);
+  }
+  __device__ __forceinline__ void load(const Stream& stream, int pair, int first) {
+#pragma unroll
+    for (int j = 0; j < kHistory + kItemRows; ++j) {
+      x[j] = 0u;
+      if (first + j < kHistory + stream.tokens) x[j] = stream.at(first + j, pair);
+    }
   }
   __device__ __forceinline__ float2 row(int j) const {
     const float low[] = {tap[0].x, tap[1].x, tap[2].x, tap[3].x}, high[] = {tap[0].y, tap[1].y, tap[2].y, tap[3].y};

@@ -40,9 +40,10 @@ class Block {
     __shared__ u32 next[kHistory][3 * kHeadPairs];  // the window behind these rows
     __shared__ bool last;
     const float* conv = a_.conv + static_cast<size_t>(layer_) * kGpuTaps * a_.channels;
-    const int items = kPairs * ((tokens_ + kItemRows - 1) / kItemRows);
+    const bool convolves = threadIdx.x < kPairs;
+    const int pair = channels_.pair(threadIdx.x);
     Item item;  // ahead of the state, as are the gates: they are needed first
-    if (threadIdx.x < items) load(item, conv, threadIdx.x);
+    if (convolves) item.load(stream_, pair, 0), item.load_taps(conv, a_.channels, pair);
     const RawGates raw = raw_gates();
     u32 window[kHistory] = {};
     if (kKeep && moves()) read_window(window);
@@ -51,10 +52,11 @@ class Block {
     stream_.fresh ? state.clear() : state.load(place);
     put_gates(raw);
     if (kKeep && moves()) put_window(window, next);
-    for (int i = threadIdx.x; i < items; i += kGpuThreads) {
-      if (i != threadIdx.x) load(item, conv, i);
-      convolve(item, i);
+    if (convolves) {
+      convolve(item, 0);
+      if (tokens_ > kItemRows) item.load(stream_, pair, kItemRows), convolve(item, kItemRows);
     }
+    const uint2 gate = kOut && a_.norm ? read_gate(threadIdx.x >> 5) : uint2{};
     __syncthreads();
     const unsigned arrived = kKeep && threadIdx.x == 0 ? arrive() : 0;
     for (int row = threadIdx.x >> 5; row < tokens_; row += kWarps) inputs_.template normalise<kOut>(row, threadIdx.x & 31);
@@ -64,7 +66,7 @@ class Block {
     if (kKeep && threadIdx.x == 0) last = arrived == gridDim.x - 1;
     __syncthreads();
     if (kKeep && moves()) write_window(next, last);
-    if (kOut && a_.norm) gated_norm();
+    if (kOut && a_.norm) gated_norm(gate);
   }
 
  private:
@@ -76,18 +78,22 @@ class Block {
   u32* window_;
   Stream stream_;
 
-  __device__ __forceinline__ void load(Item& item, const float* conv, int i) const {
-    item.load(stream_, conv, a_.channels, channels_.pair(i % kPairs), i / kPairs * kItemRows);
+  // Four rows at a time hide one another's latency; one alone costs less.
+  __device__ __forceinline__ void convolve(const Item& item, int first) const {
+    const int rows = tokens_ - first;
+    if (rows == 1) inputs_.put(threadIdx.x, first, item.row(0));
+    else convolve_four<0>(item, first);
+    if (rows > 4) convolve_four<4>(item, first);
+    if (kMode == kVerify && a_.kept_rows) keep(item, first);
   }
-
-  __device__ __forceinline__ void convolve(const Item& item, int i) const {
-    const int pair = i % kPairs, first = i / kPairs * kItemRows;
+  template <int kFirst>
+  __device__ __forceinline__ void convolve_four(const Item& item, int first) const {
+    float2 y[4];
 #pragma unroll
-    for (int j = 0; j < kItemRows; ++j) {
-      if (first + j >= tokens_) break;
-      inputs_.put(pair, first + j, item.row(j));
-    }
-    if (kMode == kVerify && a_.kept_rows) keep(item, pair, first);
+    for (int j = 0; j < 4; ++j) y[j] = item.row(kFirst + j);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (first + kFirst + j < tokens_) inputs_.put(threadIdx.x, first + kFirst + j, y[j]);
   }
 
   // ---- gates, by the last warp, which the convolution of few rows leaves idle
@@ -118,10 +124,10 @@ class Block {
     return (static_cast<size_t>(*a_.place) * a_.batch + b_) * a_.tokens + row;
   }
   // A key head's channels are kept by the first of its value heads.
-  __device__ __forceinline__ void keep(const Item& item, int pair, int first) const {
-    const bool mine = pair / kHeadPairs == 1 || blockIdx.x == 0;
+  __device__ __forceinline__ void keep(const Item& item, int first) const {
+    const bool mine = threadIdx.x / kHeadPairs == 1 || blockIdx.x == 0;
     if (!mine || !keeps()) return;
-    u32* to = static_cast<u32*>(a_.kept_rows) + kept_row(first) * (a_.channels / 2) + channels_.pair(pair);
+    u32* to = static_cast<u32*>(a_.kept_rows) + kept_row(first) * (a_.channels / 2) + channels_.pair(threadIdx.x);
 #pragma unroll
     for (int j = 0; j < kItemRows; ++j)
       if (first + j < tokens_) to[j * (a_.channels / 2)] = item.x[kHistory + j];
@@ -179,14 +185,18 @@ class Block {
   }
 
   // o * rsqrt(mean(o^2) + eps) * norm * silu(z), a warp per row.
-  __device__ __forceinline__ void gated_norm() const {
+  __device__ __forceinline__ uint2 read_gate(int row) const {
+    if (row >= tokens_) return {};
+    const u32* z = stream_.rows + static_cast<size_t>(row) * stream_.row_stride + (a_.channels + head_ * kGpuDim) / 2;
+    return reinterpret_cast<const uint2*>(z)[threadIdx.x & 31];
+  }
+  __device__ __forceinline__ void gated_norm(uint2 gate) const {
     const int lane = threadIdx.x & 31;
     const float4 weight = __ldg(reinterpret_cast<const float4*>(a_.norm + layer_ * kGpuDim) + lane);
     for (int row = threadIdx.x >> 5; row < tokens_; row += kWarps) {
       const float4 o = reinterpret_cast<const float4*>(inputs_.outputs + row * kGpuDim)[lane];
-      const u32* z = stream_.rows + static_cast<size_t>(row) * stream_.row_stride + (a_.channels + head_ * kGpuDim) / 2;
-      const uint2 pairs = reinterpret_cast<const uint2*>(z)[lane];
-      const float2 low = unpack(pairs.x), high = unpack(pairs.y);
+      const float2 low = unpack(gate.x), high = unpack(gate.y);
+      gate = read_gate(row + kWarps);
       const float4 x = scaled(o, rsqrtf(__fmaf_rn(warp_sum(dot(o, o)), 1.0f / kGpuDim, a_.eps)));
       const u32 a = pack(x.x * weight.x * silu(low.x), x.y * weight.y * silu(low.y));
       const u32 b = pack(x.z * weight.z * silu(high.x), x.w * weight.w * silu(high.y));
