@@ -3,8 +3,8 @@
 
 namespace onecat::gdn {
 
-// Chunks of 64 rows, counted from a request's first one. Operands of products are kept as sums of kTerms float16 numbers, all first
-// terms of a tile before its second ones.
+// Chunks of 64 rows, counted from a request's first one. Operands of products are kept as sums of kTerms float16 numbers, all
+// first terms of a tile before its second ones.
 struct ChunkArgs {
   const void* rows;                     // [B, T, N] float16: q | k | v
   const float* gates;                   // [B, T, 2 * Hv] b | a

@@ -3,8 +3,8 @@
 //
 //   P = Q K^T o D,  T = (I + A)^-1 with A = beta K K^T o D below the diagonal,  D[i, j] = exp(g[j + 1] + ... + g[i])
 //
-// Sums of log decays are float64, so that a small one behind a very strong one isn't lost. T comes from forward substitution, one
-// thread per column. Rows that aren't real have zero keys, queries, values and g: they leave the state alone.
+// Sums of log decays are float64, so that a small one behind a very strong one isn't lost. T comes from forward substitution,
+// one thread per column. Rows that aren't real have zero keys, queries, values and g: they leave the state alone.
 #pragma once
 #include "gdn/chunk_request.cuh"
 
@@ -13,6 +13,20 @@ namespace onecat::gdn {
 constexpr int kWidePitch = kGpuDim + 8;    // of tiles [64, 128]: no bank conflicts
 constexpr int kSquarePitch = kChunk + 8;   // of tiles [64, 64]
 constexpr int kSystemPitch = kChunk + 4;   // of float32 ones
+
+// How values are kept between the kernels.
+template <int kTerms>
+struct ValueOf {
+  using type = float;
+  using pair = float2;
+};
+template <>
+struct ValueOf<1> {
+  using type = __half;
+  using pair = u32;
+};
+__device__ __forceinline__ float2 widened(const float2& pair) { return pair; }
+__device__ __forceinline__ float2 widened(u32 pair) { return unpack(pair); }
 
 template <int kTerms>
 class ChunkInputs {
@@ -71,19 +85,20 @@ class ChunkInputs {
     const int head = part == 0 ? head_ : part == 1 ? a_.key_heads + head_ : 2 * a_.key_heads + value_head(part - 2);
     const int channel = head * kGpuDim + lane * 4;
     float4 tap[kGpuTaps];
+    const float* conv = a_.conv + static_cast<size_t>(request_.layer) * kGpuTaps * a_.channels + channel;
 #pragma unroll
-    for (int j = 0; j < kGpuTaps; ++j)
-      tap[j] = __ldg(reinterpret_cast<const float4*>(a_.conv + (static_cast<size_t>(request_.layer) * kGpuTaps + j) * a_.channels + channel));
+    for (int j = 0; j < kGpuTaps; ++j) tap[j] = __ldg(reinterpret_cast<const float4*>(conv + j * a_.channels));
     uint2 x[kRows + kHistory];
 #pragma unroll
     for (int j = 0; j < kRows + kHistory; ++j) x[j] = request_.row<uint2>(chunk_ * kChunk + first + j - kHistory, channel);
+    float4 y[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float4 y = row(tap, x[r], x[r + 1], x[r + 2], x[r + 3]);
-      if (chunk_ * kChunk + first + r >= request_.tokens) y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (part < 2) put_unit(part == 1, first + r, lane, y);
-      else put_value(part - 2, first + r, lane, y);
+      const bool real = chunk_ * kChunk + first + r < request_.tokens;
+      y[r] = real ? row(tap, x[r], x[r + 1], x[r + 2], x[r + 3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
+    if (part < 2) put_units(part == 1, first, lane, y);
+    else put_values(part - 2, first, lane, y);
   }
   __device__ __forceinline__ static float4 row(const float4 (&tap)[4], uint2 a, uint2 b, uint2 c, uint2 d) {
     const float2 a0 = unpack(a.x), b0 = unpack(b.x), c0 = unpack(c.x), d0 = unpack(d.x);
@@ -98,25 +113,36 @@ class ChunkInputs {
     return silu(onecat::gdn::convolve(tap, a, b, c, d));
   }
 
-  __device__ __forceinline__ void put_unit(bool key, int row, int lane, const float4& y) {
-    const float4 unit = scaled(y, rsqrtf(__fadd_rn(warp_sum(dot(y, y)), kNormEps)));
-    __half* tile = (key ? keys_ : queries_) + row * kWidePitch + lane * 4;
-    __half* kept = request_.of_chunk<__half>(key ? a_.keys : a_.queries, chunk_, a_.key_heads, head_, kTerms * kChunk * kGpuDim) +
-                   row * kGpuDim + lane * 4;
-    uint2 first, second;
-    split(unit.x, unit.y, &first.x, &second.x);
-    split(unit.z, unit.w, &first.y, &second.y);
-    *reinterpret_cast<uint2*>(tile) = first, *reinterpret_cast<uint2*>(kept) = first;
-    if (kTerms == 1) return;
-    *reinterpret_cast<uint2*>(tile + kWide) = second, *reinterpret_cast<uint2*>(kept + kChunk * kGpuDim) = second;
+  __device__ __forceinline__ void put_units(bool key, int first, int lane, const float4 (&y)[kRows]) {
+    float sum[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = warp_sum(dot(y[r], y[r]));
+    constexpr int kKept = kTerms * kChunk * kGpuDim;
+    __half* tile = (key ? keys_ : queries_) + first * kWidePitch + lane * 4;
+    __half* kept = request_.of_chunk<__half>(key ? a_.keys : a_.queries, chunk_, a_.key_heads, head_, kKept);
+    kept += first * kGpuDim + lane * 4;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float4 unit = scaled(y[r], rsqrtf(__fadd_rn(sum[r], kNormEps)));
+      uint2 one, two;
+      split(unit.x, unit.y, &one.x, &two.x);
+      split(unit.z, unit.w, &one.y, &two.y);
+      *reinterpret_cast<uint2*>(tile + r * kWidePitch) = one, *reinterpret_cast<uint2*>(kept + r * kGpuDim) = one;
+      if (kTerms == 1) continue;
+      *reinterpret_cast<uint2*>(tile + r * kWidePitch + kWide) = two;
+      *reinterpret_cast<uint2*>(kept + r * kGpuDim + kChunk * kGpuDim) = two;
+    }
   }
-  __device__ __forceinline__ void put_value(int h, int row, int lane, const float4& y) {
-    const int at = row * kGpuDim + lane * 4, elements = kChunk * kGpuDim;
-    if (kTerms == 2)
-      *reinterpret_cast<float4*>(request_.of_chunk<float>(a_.values, chunk_, a_.value_heads, value_head(h), elements) + at) = y;
-    else
-      *reinterpret_cast<uint2*>(request_.of_chunk<__half>(a_.values, chunk_, a_.value_heads, value_head(h), elements) + at) =
-          make_uint2(pack(y.x, y.y), pack(y.z, y.w));
+  __device__ __forceinline__ void put_values(int h, int first, int lane, const float4 (&y)[kRows]) {
+    using Value = typename ValueOf<kTerms>::type;
+    Value* to = request_.of_chunk<Value>(a_.values, chunk_, a_.value_heads, value_head(h), kChunk * kGpuDim);
+    to += first * kGpuDim + lane * 4;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) store(to + r * kGpuDim, y[r]);
+  }
+  __device__ __forceinline__ static void store(float* to, const float4& y) { *reinterpret_cast<float4*>(to) = y; }
+  __device__ __forceinline__ static void store(__half* to, const float4& y) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack(y.x, y.y), pack(y.z, y.w));
   }
 
   // A value head's gates, by one warp: a lane has two rows.
@@ -128,7 +154,8 @@ class ChunkInputs {
     for (int i = 0; i < 2; ++i) {
       const int row = chunk_ * kChunk + 2 * lane + i, at = request_.layer * a_.value_heads + head;
       const bool real = row < request_.tokens;
-      const float* from = a_.gates + (static_cast<size_t>(request_.b) * a_.tokens + (real ? row : 0)) * 2 * a_.value_heads + head;
+      const size_t token = static_cast<size_t>(request_.b) * a_.tokens + (real ? row : 0);
+      const float* from = a_.gates + token * 2 * a_.value_heads + head;
       g[i] = real ? log_decay(from[a_.value_heads], a_.a_log[at], a_.dt_bias[at]) : 0.0f;
       beta[i] = real ? sigmoid(from[0]) : 0.0f;
     }
@@ -146,7 +173,8 @@ class ChunkInputs {
       const float first = static_cast<float>(at[i]);
       sums_[h * kChunk + row] = make_float2(first, static_cast<float>(at[i] - first));
       betas_[h * kChunk + row] = beta[i];
-      decays[row] = expf(first), decays[kChunk + row] = expf(static_cast<float>(all - at[i])), decays[2 * kChunk + row] = beta[i];
+      decays[row] = expf(first), decays[kChunk + row] = expf(static_cast<float>(all - at[i]));
+      decays[2 * kChunk + row] = beta[i];
     }
   }
 
@@ -157,14 +185,16 @@ class ChunkInputs {
     const float2* sums = sums_ + h * kChunk;
     each_pair<2>([&](int n, int p, int s) {
       const int i = first_row() + lane_row(s), j = first_column() + n * 16 + lane_column(p), e = p * 4 + s * 2;
-      const float d0 = decay(sums[i], sums[j], j <= i), d1 = decay(sums[i], sums[j + 1], j + 1 <= i), beta = betas_[h * kChunk + i];
+      const float d0 = decay(sums[i], sums[j], j <= i), d1 = decay(sums[i], sums[j + 1], j + 1 <= i);
+      const float beta = betas_[h * kChunk + i];
       const float a0 = j < i ? beta * same[n][e] * d0 : 0.0f, a1 = j + 1 < i ? beta * same[n][e + 1] * d1 : 0.0f;
       *reinterpret_cast<float2*>(system + i * kSystemPitch + j) = make_float2(a0, a1);
       put_pair<kTerms>(to + i * kChunk + j, kChunk * kChunk, mixed[n][e] * d0, mixed[n][e + 1] * d1);
     });
   }
   __device__ __forceinline__ static float decay(const float2& i, const float2& j, bool below) {
-    return below ? expf(__fadd_rn(__fsub_rn(i.x, j.x), __fsub_rn(i.y, j.y))) : 0.0f;
+    const float sum = __fadd_rn(__fsub_rn(i.x, j.x), __fsub_rn(i.y, j.y));
+    return __expf(below ? sum : __int_as_float(0xff800000));  // errs more where the decay is strong, and the product small
   }
 
   // Column j of T.

@@ -26,7 +26,7 @@ struct Request {
   // Row i of the request, the window's rows being -3 .. -1; zeros beyond its ends. `channel` is even.
   template <class Word>
   __device__ __forceinline__ Word row(int i, int channel) const {
-    const __half* window = static_cast<const __half*>(a.windows) + (static_cast<size_t>(slot) * kHistory + kHistory) * a.channels;
+    const __half* window = static_cast<const __half*>(a.windows) + static_cast<size_t>(slot + 1) * kHistory * a.channels;
     const __half* rows = static_cast<const __half*>(a.rows) + static_cast<size_t>(b) * a.tokens * a.width;
     const __half* from = i < 0 ? window + i * a.channels : rows + static_cast<size_t>(i) * a.width;
     if (i >= tokens || (i < 0 && fresh)) return {};

@@ -1,5 +1,5 @@
-// The chunks of one request, one after the other, for one value head and kSpan of its values, by one block. With e = the decay from a
-// chunk's start, E = the decay to its end, beta and V [64, kSpan] per row, S [Dk, kSpan]:
+// The chunks of one request, one after the other, for one value head and kSpan of its values, by one block. With e = the decay
+// from a chunk's start, E = the decay to its end, beta and V [64, kSpan] per row, S [Dk, kSpan]:
 //
 //   R = beta (V - e K S);  U = T R;  O = (e Q S + P U) Dk^-0.5;  S <- e_last S + K^T (E U)
 //
@@ -21,6 +21,7 @@ template <int kTerms, int kSpan>
 class Scan {
  protected:
   using Tiles = ScanTiles<kTerms, kSpan>;
+  using Value = typename ValueOf<kTerms>::type;
   static constexpr int kTiles = kSpan / 32;       // of 16 columns: a warp has half of the columns of 16 rows
   static constexpr int kStateTiles = kSpan / 16;  // and all columns of 16 keys
   static constexpr int kStateSecond = kGpuDim * Tiles::kPitch, kRowsSecond = kChunk * Tiles::kPitch;
@@ -28,10 +29,11 @@ class Scan {
   const Request request_;
   const ChunkArgs& a_;
   const int head_, first_;  // of the values
-  const int row_ = (threadIdx.x >> 6) * 16, column_ = (threadIdx.x >> 5 & 1) * (kSpan / 2), key_ = (threadIdx.x >> 5) * 16;
+  const int row_ = (threadIdx.x >> 6) * 16, column_ = (threadIdx.x >> 5 & 1) * (kSpan / 2);
+  const int key_ = (threadIdx.x >> 5) * 16;
   float* const state_place_;
   float state_[kStateTiles][8];
-  float2 value_[kTiles][2][2];  // of the chunk in work, or the one after it
+  typename ValueOf<kTerms>::pair value_[kTiles][2][2];  // of this chunk, or the next
   float from_start_[2], to_end_[2], beta_[2], all_;
 
   __device__ __forceinline__ explicit Scan(const ChunkArgs& a)
@@ -39,7 +41,8 @@ class Scan {
         a_(a),
         head_(blockIdx.y),
         first_(blockIdx.x * kSpan),
-        state_place_(a.states + ((static_cast<size_t>(request_.slot) * a.value_heads + blockIdx.y) * kGpuDim + first_) * kGpuDim) {}
+        state_place_(a.states +
+                     ((static_cast<size_t>(request_.slot) * a.value_heads + blockIdx.y) * kGpuDim + first_) * kGpuDim) {}
 
   __device__ __forceinline__ int key_head() const { return head_ / request_.per_key(); }
   __device__ __forceinline__ const __half* keys(int chunk) const {
@@ -55,6 +58,10 @@ class Scan {
     return request_.of_chunk<__half>(a_.mixed, chunk, a_.value_heads, head_, kTerms * kChunk * kChunk);
   }
 
+  __device__ __forceinline__ const Value* values(int chunk) const {
+    return request_.of_chunk<Value>(a_.values, chunk, a_.value_heads, head_, kChunk * kGpuDim);
+  }
+
   // ---- the state
 
   template <class F>
@@ -65,7 +72,8 @@ class Scan {
   }
   __device__ __forceinline__ void load_state() {
     each_of_state([&](int k, int v, float* s) {
-      s[0] = request_.fresh ? 0.0f : state_place_[v * kGpuDim + k], s[1] = request_.fresh ? 0.0f : state_place_[(v + 1) * kGpuDim + k];
+      s[0] = request_.fresh ? 0.0f : state_place_[v * kGpuDim + k];
+      s[1] = request_.fresh ? 0.0f : state_place_[(v + 1) * kGpuDim + k];
     });
   }
   __device__ __forceinline__ void store_state() {
@@ -88,13 +96,9 @@ class Scan {
   // ---- a chunk's values and decays, and its outputs
 
   __device__ __forceinline__ void load_values(int chunk) {
-    const int elements = kChunk * kGpuDim;
-    each_pair<kTiles>([&](int n, int p, int s) {
-      const int at = (row_ + lane_row(s)) * kGpuDim + first_ + column_ + n * 16 + lane_column(p);
-      if (kTerms == 2)
-        value_[n][p][s] = *reinterpret_cast<const float2*>(request_.of_chunk<float>(a_.values, chunk, a_.value_heads, head_, elements) + at);
-      else
-        value_[n][p][s] = unpack(*reinterpret_cast<const u32*>(request_.of_chunk<__half>(a_.values, chunk, a_.value_heads, head_, elements) + at));
+    const Value* from = values(chunk) + first_;
+    each_of_rows([&](int i, int j, int n, int p, int s) {
+      value_[n][p][s] = *reinterpret_cast<const typename ValueOf<kTerms>::pair*>(from + i * kGpuDim + j);
     });
   }
   __device__ __forceinline__ void load_decays(int chunk) {
@@ -111,7 +115,8 @@ class Scan {
     each_pair<kTiles>([&](int n, int p, int s) { body(row_ + lane_row(s), column_ + n * 16 + lane_column(p), n, p, s); });
   }
   __device__ __forceinline__ float* out(int row, int column) const {
-    return static_cast<float*>(a_.out) + ((static_cast<size_t>(request_.b) * a_.tokens + row) * a_.value_heads + head_) * kGpuDim + first_ + column;
+    const size_t token = static_cast<size_t>(request_.b) * a_.tokens + row;
+    return a_.out + (token * a_.value_heads + head_) * kGpuDim + first_ + column;
   }
   __device__ __forceinline__ void put_outputs(int chunk, const float (&o)[kTiles][8]) {
     each_of_rows([&](int i, int j, int n, int p, int s) {
@@ -132,13 +137,14 @@ class Scan {
   __device__ __forceinline__ void put_missing(__half* tile, float (&x)[kTiles][8]) {
     each_of_rows([&](int i, int j, int n, int p, int r) {
       const float e = from_start_[r], beta = beta_[r];
-      const float2 v = value_[n][p][r];
+      const float2 v = widened(value_[n][p][r]);
       float* y = &x[n][p * 4 + r * 2];
       put_pair<kTerms>(tile + i * Tiles::kPitch + j, kRowsSecond, beta * (v.x - e * y[0]), beta * (v.y - e * y[1]));
       y[0] = y[1] = 0.0f;
     });
   }
-  __device__ __forceinline__ void put_written(__half* tile, __half* decayed, const float (&x)[kTiles][8], const float (&to_end)[2]) {
+  __device__ __forceinline__ void put_written(__half* tile, __half* decayed, const float (&x)[kTiles][8],
+                                              const float (&to_end)[2]) {
     each_of_rows([&](int i, int j, int n, int p, int r) {
       const float* u = &x[n][p * 4 + r * 2];
       put_pair<kTerms>(tile + i * Tiles::kPitch + j, kRowsSecond, u[0], u[1]);

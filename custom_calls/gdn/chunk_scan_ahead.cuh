@@ -83,7 +83,8 @@ class AheadScan : Scan<kTerms, kSpan> {
     if (more) square(solved_, this->solved(chunk + 1));
     commit_copies();
     this->decay_state(all);
-    product<kTerms, 4, Base::kStateTiles, kTransposed, kStraight>(this->state_, k.moved(this->key_), {decayed_, kPitch, kSecond});
+    const Operand decayed{decayed_, kPitch, kSecond};
+    product<kTerms, 4, Base::kStateTiles, kTransposed, kStraight>(this->state_, k.moved(this->key_), decayed);
     this->share_state(shared_);
     product<kTerms, 4, kTiles, kStraight, kStraight>(o, mixed, {written_ + this->column_, kPitch, kSecond});
     this->put_outputs(chunk, o);

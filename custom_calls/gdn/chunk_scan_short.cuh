@@ -12,8 +12,8 @@ class ShortScan : Scan<kTerms, kSpan> {
 
  public:
   __device__ __forceinline__ ShortScan(const ChunkArgs& a, __half* memory)
-      : Base(a), wide_(memory), square_(wide_ + Tiles::kWide), shared_(square_ + Tiles::kSquare), rows_(shared_ + Tiles::kState),
-        other_(rows_ + Tiles::kRows) {}
+      : Base(a), wide_(memory), square_(wide_ + Tiles::kWide), shared_(square_ + Tiles::kSquare),
+        rows_(shared_ + Tiles::kState), other_(rows_ + Tiles::kRows) {}
 
   __device__ __forceinline__ void run() {
     this->clear_outputs();
@@ -42,7 +42,8 @@ class ShortScan : Scan<kTerms, kSpan> {
   __device__ __forceinline__ void one(int chunk) {
     constexpr int kTiles = Base::kTiles, kSecond = Base::kRowsSecond, kPitch = Tiles::kPitch;
     const Operand k{wide_, kWidePitch, kChunk * kWidePitch}, t{square_, kSquarePitch, kChunk * kSquarePitch};
-    const Operand s{shared_ + this->column_, kPitch, Base::kStateSecond};
+    const Operand s{shared_ + this->column_, kPitch, Base::kStateSecond}, decayed{rows_, kPitch, kSecond};
+    const Operand missing = decayed.moved(this->column_), written{other_ + this->column_, kPitch, kSecond};
     float x[kTiles][8] = {}, o[kTiles][8] = {};
     __syncthreads();  // keys, P and the state of the last chunk have been read
     this->share_state(shared_);
@@ -53,7 +54,7 @@ class ShortScan : Scan<kTerms, kSpan> {
     this->put_missing(rows_, x);
     __syncthreads();  // K has been read, R is there
     wide(wide_, this->queries(chunk));
-    product<kTerms, 4, kTiles, kStraight, kStraight>(x, t.moved(this->row_ * kSquarePitch), {rows_ + this->column_, kPitch, kSecond});
+    product<kTerms, 4, kTiles, kStraight, kStraight>(x, t.moved(this->row_ * kSquarePitch), missing);
     __syncthreads();  // T and R have been read, Q is there
     square(square_, this->mixed(chunk));
     this->put_written(other_, rows_, x, this->to_end_);
@@ -61,11 +62,11 @@ class ShortScan : Scan<kTerms, kSpan> {
     this->decay_outputs(o);
     __syncthreads();  // Q and S have been read, U and P are there
     wide(wide_, this->keys(chunk));
-    product<kTerms, 4, kTiles, kStraight, kStraight>(o, t.moved(this->row_ * kSquarePitch), {other_ + this->column_, kPitch, kSecond});
+    product<kTerms, 4, kTiles, kStraight, kStraight>(o, t.moved(this->row_ * kSquarePitch), written);
     this->put_outputs(chunk, o);
     __syncthreads();  // K is there
     this->decay_state(this->all_);
-    product<kTerms, 4, Base::kStateTiles, kTransposed, kStraight>(this->state_, k.moved(this->key_), {rows_, kPitch, kSecond});
+    product<kTerms, 4, Base::kStateTiles, kTransposed, kStraight>(this->state_, k.moved(this->key_), decayed);
   }
 };
 

@@ -1,5 +1,5 @@
-// FFI handler of the gated delta rule on CUDA for long inputs: what doesn't depend on the state for all chunks at once, then the scan
-// over chunks. Nothing is allocated, nothing waits: what the first kernel leaves for the second are results of the call.
+// FFI handler of the gated delta rule on CUDA for long inputs: what doesn't depend on the state, for all chunks at once, then
+// the scan over chunks. Nothing is allocated, nothing waits: what the first kernel leaves for the second are results.
 #include <string>
 
 #include "ffi/registry.h"
@@ -46,11 +46,12 @@ struct Work {
   F32 decays;
 };
 
-std::string check_tile(const char* name, Any x, int64_t heads, int64_t columns, int64_t terms, const Sizes& z, int64_t chunks) {
+std::string check_tile(const char* name, Any x, int64_t heads, int64_t columns, int64_t terms, const Sizes& z,
+                       int64_t chunks) {
   if (x.element_type() == ffi::DataType::F16 && has_shape(x.dimensions(), {z.batch, chunks, heads, terms, kChunk, columns}))
     return "";
-  return message(name, " are ", shape_text(x.dimensions()), ", must be float16 [", z.batch, ", ", chunks, ", ", heads, ", ", terms,
-                 ", ", kChunk, ", ", columns, "]");
+  return message(name, " are ", shape_text(x.dimensions()), ", must be float16 [", z.batch, ", ", chunks, ", ", heads, ", ",
+                 terms, ", ", kChunk, ", ", columns, "]");
 }
 
 std::string describe_work(Work& w, int terms, const Sizes& z, ChunkArgs* a) {
@@ -64,7 +65,8 @@ std::string describe_work(Work& w, int terms, const Sizes& z, ChunkArgs* a) {
     return message("values are ", shape_text(w.values.dimensions()), ", must be ", terms == 2 ? "float32" : "float16", " [",
                    z.batch, ", ", n, ", ", hv, ", ", kChunk, ", ", kGpuDim, "]");
   if (!has_shape(w.decays.dimensions(), {z.batch, n, hv, 3, kChunk}))
-    return message("decays are ", shape_text(w.decays.dimensions()), ", must be [", z.batch, ", ", n, ", ", hv, ", 3, ", kChunk, "]");
+    return message("decays are ", shape_text(w.decays.dimensions()), ", must be [", z.batch, ", ", n, ", ", hv, ", 3, ", kChunk,
+                   "]");
   a->keys = w.keys.untyped_data(), a->queries = w.queries.untyped_data(), a->values = w.values.untyped_data();
   a->solved = w.solved.untyped_data(), a->mixed = w.mixed.untyped_data(), a->decays = w.decays.typed_data();
   return "";
@@ -134,7 +136,8 @@ ffi::Error Initialize(CUstream stream, int32_t, int32_t, int32_t terms, std::str
   return load_kernel(stream, module.c_str(), scan.c_str());
 }
 
-#define ONECAT_CHUNK_ATTRIBUTES .Attr<int32_t>("mul").Attr<int32_t>("add").Attr<int32_t>("terms").Attr<std::string_view>("layout")
+#define ONECAT_CHUNK_ATTRIBUTES \
+  .Attr<int32_t>("mul").Attr<int32_t>("add").Attr<int32_t>("terms").Attr<std::string_view>("layout")
 
 XLA_FFI_DEFINE_HANDLER(kChunks, Chunks,
                        ffi::Ffi::Bind()

@@ -23,7 +23,8 @@ ffi::Error Commit(CUstream stream, Any kept, F32 gates, F32 conv, F32 a_log, F32
     return invalid(kName, "states and windows must be updated in place (input_output_aliases 9 to 0 and 10 to 1)");
   Sizes z;
   RowsArgs a{};
-  if (std::string text = describe(in, arrivals, first_layer, slots_per_layer, &z, &a); !text.empty()) return invalid(kName, text);
+  const std::string text = describe(in, arrivals, first_layer, slots_per_layer, &z, &a);
+  if (!text.empty()) return invalid(kName, text);
   return launch_rows(stream, kKernel, a, a.layers, false);
 }
 

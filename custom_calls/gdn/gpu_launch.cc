@@ -13,8 +13,8 @@ std::string read_sizes_gpu(const Operands& in, bool kept, int64_t max_tokens, Si
   if (in.qkv.element_type() != ffi::DataType::F16 || in.windows.element_type() != ffi::DataType::F16)
     return "rows and windows must be float16";
   if (x.size() != rank || x[rank - 2] < 1 || x[rank - 2] > max_tokens || x[rank - 1] % kRowMultiple)
-    return message("rows are ", shape_text(x), ", must be ", kept ? "[P, B, T, C]" : "[B, T, N]", " with T in 1 .. ", max_tokens,
-                   " and whole multiples of ", kRowMultiple);
+    return message("rows are ", shape_text(x), ", must be ", kept ? "[P, B, T, C]" : "[B, T, N]", " with T in 1 .. ",
+                   max_tokens, " and whole multiples of ", kRowMultiple);
   if (state.size() != 4 || state[2] != kGpuDim || state[3] != kGpuDim)
     return message("states are ", shape_text(state), ", must be [X, Hv, ", kGpuDim, ", ", kGpuDim, "]");
   if (conv.size() != 3 || conv[1] != kGpuTaps || (kept ? conv[2] != x[rank - 1] : conv[2] > x[rank - 1]))

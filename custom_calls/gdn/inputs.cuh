@@ -1,5 +1,5 @@
-// What a block needs of its rows before the recurrence: convolution with SiLU of its key head's and value head's channels, norms
-// and gates. Rows are one stream: three of the window, then the new ones.
+// What a block needs of its rows before the recurrence: convolution with SiLU of its key head's and value head's channels,
+// norms and gates. Rows are one stream: three of the window, then the new ones.
 #pragma once
 #include "gdn/state.cuh"
 

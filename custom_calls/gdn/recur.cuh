@@ -146,8 +146,8 @@ class Block {
     for (int j = 0; j < kHistory; ++j) next[j][threadIdx.x] = window[j];
   }
 
-  // Several blocks read the channels of a key head; the one that has read them last replaces them. A block counts itself when all
-  // that it has read lies in shared memory, so no fence is needed. The counter wraps to zero.
+  // Several blocks read the channels of a key head; the one that has read them last replaces them. A block counts itself when
+  // all that it has read lies in shared memory, so no fence is needed. The counter wraps to zero.
   __device__ __forceinline__ unsigned arrive() const {
     return atomicInc(a_.arrivals + blockIdx.z * gridDim.y + blockIdx.y, gridDim.x - 1);
   }

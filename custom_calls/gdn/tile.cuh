@@ -1,6 +1,6 @@
-// Products of 16 x 16 x 16 by one warp: float16 operands in shared memory, float32 sums, for m16n8k16 and for m8n8k4. Element i of a
-// lane's eight sums lies at row lane_row(i / 2 & 1), column lane_column(i / 4) + (i & 1). An operand of two terms has its second
-// one `second` elements behind the first; the product of both second terms is left out.
+// Products of 16 x 16 x 16 by one warp: float16 operands in shared memory, float32 sums, for m16n8k16 and for m8n8k4. Element i
+// of a lane's eight sums lies at row lane_row(i / 2 & 1), column lane_column(i / 4) + (i & 1). An operand of two terms has its
+// second one `second` elements behind the first; the product of both second terms is left out.
 #pragma once
 #include "gdn/ptx.cuh"
 
@@ -84,8 +84,8 @@ __device__ __forceinline__ Fragment load_quads(const __half* p, int pitch, int f
   Fragment f;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const __half* from = kInner ? p + (first + lane + upper_half()) * pitch + 4 * k : p + (4 * k + lane) * pitch + first + upper_half();
-    f.x[k] = *reinterpret_cast<const uint2*>(from);
+    const int inner = (first + lane + upper_half()) * pitch + 4 * k, outer = (4 * k + lane) * pitch + first + upper_half();
+    f.x[k] = *reinterpret_cast<const uint2*>(p + (kInner ? inner : outer));
   }
   return f;
 }
