@@ -75,10 +75,9 @@ def recur_gpu(
     )
     heads = GDNShape.of(states, weights.conv.shape[-1]).key_heads
     operands = _operands(qkv, gates, weight, rows, weights, layer)
-    found: Recurred = call(
-        *operands, _zeros(rows.count, heads), states, windows, **_attributes(layer, eps)
-    )
-    return found
+    arrivals = _zeros(rows.count, heads)
+    out, states, windows = call(*operands, arrivals, states, windows, **_attributes(layer, eps))
+    return out, states, windows
 
 
 def recur_chunks_gpu(
@@ -182,5 +181,6 @@ def commit_gpu(
     where = (rows.slots, rows.start, rows.count)
     arrivals = _zeros(rows.count, heads, weights.conv.shape[0])
     place = {"first_layer": np.int32(first_layer), "slots": np.int32(slots)}
-    found: Caches = call(kept.qkv, kept.gates, *small, *where, arrivals, states, windows, **place)
-    return found
+    operands = (kept.qkv, kept.gates, *small, *where, arrivals)
+    states, windows = call(*operands, states, windows, **place)
+    return states, windows
