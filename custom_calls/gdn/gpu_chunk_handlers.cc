@@ -19,10 +19,20 @@ using ResultAny = ffi::Result<Any>;
 
 // ---- shared memory, as chunk_inputs.cuh and chunk_scan.cuh lay it out
 
-unsigned inputs_bytes(int terms) {
+constexpr unsigned inputs_bytes(int terms) {
   const int tiles = 2 * terms * kChunk * (kGpuDim + 8) * 2, systems = kSolvedHeads * kChunk * (kChunk + 4) * 4;
   return (tiles > systems ? tiles : systems) + kSolvedHeads * kChunk * 3 * 4;
 }
+
+// `wide` tiles of [64, 128], `square` ones of [64, 64] and `rows` of [64, span], beside the state's [128, span].
+constexpr unsigned scan_bytes(int terms, int span, int wide, int square, int rows) {
+  const int tiles = wide * (kGpuDim + 8) + square * (kChunk + 8) + rows * (span + 8);
+  return terms * 2 * (tiles * kChunk + kGpuDim * (span + 8));
+}
+
+constexpr unsigned kSharedSm70 = 96 * 1024, kSharedSm90 = 227 * 1024;
+static_assert(inputs_bytes(2) <= kSharedSm70 && scan_bytes(2, 32, 1, 1, 2) <= kSharedSm70);
+static_assert(scan_bytes(1, 64, 3, 2, 3) <= kSharedSm90 && scan_bytes(2, 64, 3, 2, 2) <= kSharedSm90);
 
 struct ScanShape {
   const char* name;
@@ -31,11 +41,8 @@ struct ScanShape {
 };
 
 ScanShape scan_shape(std::string_view layout, int terms, const Device& device) {
-  const auto bytes = [terms](int span, int wide, int square, int rows) {
-    const int tiles = wide * (kGpuDim + 8) + square * (kChunk + 8) + rows * (span + 8);
-    return static_cast<unsigned>(terms * 2 * (tiles * kChunk + kGpuDim * (span + 8)));
-  };
-  const ScanShape ahead{"ahead", 64, bytes(64, 3, 2, terms == 1 ? 3 : 2)}, small{"short", 32, bytes(32, 1, 1, 2)};
+  const ScanShape ahead{"ahead", 64, scan_bytes(terms, 64, 3, 2, terms == 1 ? 3 : 2)};
+  const ScanShape small{"short", 32, scan_bytes(terms, 32, 1, 1, 2)};
   return layout == "m16n8k16" && device.shared_bytes >= ahead.bytes ? ahead : small;
 }
 
