@@ -12,16 +12,6 @@ constexpr const char* kName = "gdn commit: ";
 using ResultF32 = ffi::Result<F32>;
 using ResultAny = ffi::Result<ffi::AnyBuffer>;
 
-std::string check_places(const Operands& in, const Sizes& z, int64_t first_layer, int64_t slots) {
-  const int64_t places = in.qkv.dimensions()[0], states = in.states.dimensions()[0];
-  if (first_layer < 0 || first_layer + z.layers > places)
-    return message("layers ", first_layer, " .. ", first_layer + z.layers - 1, " are replayed, rows are kept of 0 .. ",
-                   places - 1);
-  if (slots < 1 || places * slots != states)
-    return message("there are ", states, " states, must be ", places, " layers of ", slots, " slots");
-  return "";
-}
-
 ffi::Error Commit(ffi::ThreadPool pool, ffi::AnyBuffer qkv, F32 gates, F32 conv, F32 a_log, F32 dt_bias, S32 slots,
                   S32 start, S32 count, F32 states, ffi::AnyBuffer windows, ResultF32 new_states, ResultAny new_windows,
                   int32_t first_layer, int32_t slots_per_layer) {

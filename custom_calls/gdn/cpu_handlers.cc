@@ -16,7 +16,7 @@ std::string run_layer(ffi::ThreadPool& pool, const Operands& in, LayerIndex inde
                       Results to) {
   Sizes z;
   if (std::string text = read_operands(in, false, &z); !text.empty()) return text;
-  if (std::string text = check_out(out, z); !text.empty()) return text;
+  if (std::string text = check_out(out.dimensions(), z); !text.empty()) return text;
   if (std::string text = check_rows(in, z); !text.empty()) return text;
   int64_t layer;
   if (std::string text = pick_layer(index.typed_data()[0], mul, add, z.layers, &layer); !text.empty()) return text;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ffi/parallel.h"
-#include "gdn/cpu_operands.h"
+#include "gdn/operands.h"
 
 namespace onecat::gdn {
 

@@ -10,7 +10,9 @@ import numpy as np
 from jax import Array
 
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.gdn.call import CPU, GDNDescriptor, like, operands_cpu, plan
+from onecat_jax.custom_calls.gdn.call import operands_cpu
+from onecat_jax.custom_calls.gdn.gpu_call import commit_gpu, like, verify_gpu
+from onecat_jax.custom_calls.gdn.routes import CPU, GPU, GDNDescriptor, plan
 from onecat_jax.custom_calls.gdn.rows import (
     Caches,
     GDNRows,
@@ -57,8 +59,12 @@ def verify(
       EngineError: strict policy and no fast route.
     """
     shape = GDNShape.of(states, qkv.shape[-1])
-    descriptor = GDNDescriptor(qkv.shape[1], shape, weights.conv.shape[1], windows.dtype)
-    if plan(descriptor, policy, operator="gdn verify").name == CPU:
+    taps = weights.conv.shape[1]
+    descriptor = GDNDescriptor(qkv.shape[1], shape, taps, windows.dtype, qkv.dtype)
+    route = plan(descriptor, policy, operator="gdn verify").name
+    if route == GPU:
+        return verify_gpu(qkv, gates, (states, windows), rows, weights, layer)
+    if route == CPU:
         shape_out = jax.ShapeDtypeStruct((*qkv.shape[:2], *states.shape[1:3]), jnp.float32)
         call = jax.ffi.ffi_call(_VERIFY_CPU, shape_out, vmap_method="sequential")
         operands = operands_cpu(qkv, gates, states, windows, rows, weights, layer)
@@ -100,8 +106,12 @@ def commit(
       EngineError: strict policy and no fast route.
     """
     shape = GDNShape.of(states, kept.qkv.shape[-1])
-    descriptor = GDNDescriptor(kept.qkv.shape[2], shape, weights.conv.shape[1], windows.dtype)
-    if plan(descriptor, policy, operator="gdn commit").name == CPU:
+    taps, kept_rows = weights.conv.shape[1], kept.qkv.shape[2]
+    descriptor = GDNDescriptor(kept_rows, shape, taps, windows.dtype, kept.qkv.dtype)
+    route = plan(descriptor, policy, operator="gdn commit").name
+    if route == GPU:
+        return commit_gpu(kept, (states, windows), rows, weights, first_layer, slots)
+    if route == CPU:
         return _commit_cpu(kept, states, windows, rows, weights, first_layer, slots)
     return commit_plain(kept, (states, windows), rows, weights, first_layer, slots)
 

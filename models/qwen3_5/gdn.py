@@ -5,18 +5,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from onecat_jax.custom_calls import gdn
-from onecat_jax.custom_calls.gdn import GDNRows, GDNWeights, KeptRows
+from onecat_jax.custom_calls.gdn import GDNRows, GDNWeights, KeptRows, OutputNorm
 from onecat_jax.custom_calls.linear import Layer, linear, pick
 from onecat_jax.custom_calls.rows import put_row
 from onecat_jax.models.qwen3_5.layers import rms_norm
 from onecat_jax.models.qwen3_5.options import ForwardOptions
 from onecat_jax.models.qwen3_5.weights import GDNStack
 from onecat_jax.state import GDNCache
-
-
-def _gated_norm(o: Array, z: Array, weight: Array, eps: float) -> Array:
-    """RMSNorm over Dv times silu(z), float32; this weight multiplies directly (not zero-centred)."""
-    return rms_norm(o, weight - 1.0, eps) * jax.nn.silu(z.astype(jnp.float32))
 
 
 def gdn_mixer(
@@ -39,11 +34,19 @@ def gdn_mixer(
     Returns:
       the float32 update [B, T, E] (zero for padding rows) and the cache after `count` rows.
     """
-    qkv, z, gates = _project(stack, layer, x, options)
-    o, state, window = gdn.recur(
-        qkv, gates, cache.state, cache.window, rows, weights_of(stack), layer, policy=options.policy
-    )
-    return _finish(stack, layer, o, z, options), GDNCache(state, window, cache.slots)
+    projected, gates = _project(stack, layer, x, options)
+    weights, policy = weights_of(stack), options.policy
+    if gdn.takes_gated(projected, cache.state, cache.window, weights, policy):
+        y, state, window = gdn.recur_gated(
+            projected, gates, cache.state, cache.window, rows, weights, layer, _norm(stack, options)
+        )
+    else:
+        qkv, z = jnp.split(projected, [options.local.conv_dim], axis=-1)
+        o, state, window = gdn.recur(
+            qkv, gates, cache.state, cache.window, rows, weights, layer, policy=policy
+        )
+        y = _gated(stack, layer, o, z, options)
+    return _finish(stack, layer, y, options), GDNCache(state, window, cache.slots)
 
 
 def gdn_verifier(
@@ -65,12 +68,27 @@ def gdn_verifier(
     Returns:
       the update, and the kept rows with this layer's.
     """
-    qkv, z, gates = _project(stack, layer, x, options)
-    o = gdn.verify(
-        qkv, gates, cache.state, cache.window, rows, weights_of(stack), layer, policy=options.policy
-    )
-    kept = KeptRows(put_row(kept.qkv, qkv, place), put_row(kept.gates, gates, place))
-    return _finish(stack, layer, o, z, options), kept
+    projected, gates = _project(stack, layer, x, options)
+    weights, policy = weights_of(stack), options.policy
+    if gdn.takes_gated(projected, cache.state, cache.window, weights, policy):
+        y, kept = gdn.verify_gated(
+            projected,
+            gates,
+            cache.state,
+            cache.window,
+            kept,
+            place,
+            rows,
+            weights,
+            layer,
+            _norm(stack, options),
+        )
+    else:
+        qkv, z = jnp.split(projected, [options.local.conv_dim], axis=-1)
+        o = gdn.verify(qkv, gates, cache.state, cache.window, rows, weights, layer, policy=policy)
+        kept = KeptRows(put_row(kept.qkv, qkv, place), put_row(kept.gates, gates, place))
+        y = _gated(stack, layer, o, z, options)
+    return _finish(stack, layer, y, options), kept
 
 
 def weights_of(stack: GDNStack) -> GDNWeights:
@@ -78,20 +96,28 @@ def weights_of(stack: GDNStack) -> GDNWeights:
     return GDNWeights(stack.conv, stack.a_log, stack.dt_bias)
 
 
+def _norm(stack: GDNStack, options: ForwardOptions) -> OutputNorm:
+    return OutputNorm(stack.out_norm, options.eps)
+
+
 def _project(
     stack: GDNStack, layer: Layer, x: Array, options: ForwardOptions
-) -> tuple[Array, Array, Array]:
-    """qkv [B, T, C], z [B, T, Hv * Dv] and gates b | a [B, T, 2 * Hv]."""
+) -> tuple[Array, Array]:
+    """q | k | v | z [B, T, C + Hv * Dv] and gates b | a [B, T, 2 * Hv]."""
     dtype, policy = options.compute_dtype, options.policy
     h = rms_norm(x, pick(stack.input_norm, layer), options.eps).astype(dtype)
-    both = linear(h, stack.in_proj, layer, policy=policy)
-    qkv, z = jnp.split(both, [options.local.conv_dim], axis=-1)
-    return qkv, z, linear(h, stack.gate_proj, layer, out_dtype=jnp.float32, policy=policy)
+    projected = linear(h, stack.in_proj, layer, policy=policy)
+    return projected, linear(h, stack.gate_proj, layer, out_dtype=jnp.float32, policy=policy)
 
 
-def _finish(stack: GDNStack, layer: Layer, o: Array, z: Array, options: ForwardOptions) -> Array:
-    """Gated norm and output projection of o [B, T, Hv, Dv]."""
-    y = _gated_norm(o, z.reshape(o.shape), pick(stack.out_norm, layer), options.eps)
-    y = y.reshape(*o.shape[:2], options.local.value_dim).astype(options.compute_dtype)
+def _gated(stack: GDNStack, layer: Layer, o: Array, z: Array, options: ForwardOptions) -> Array:
+    """RMSNorm of o [B, T, Hv, Dv] over Dv, times silu(z), float32; this weight multiplies directly (not zero-centred)."""
+    normed = rms_norm(o, pick(stack.out_norm, layer) - 1.0, options.eps)
+    return normed * jax.nn.silu(z.reshape(o.shape).astype(jnp.float32))
+
+
+def _finish(stack: GDNStack, layer: Layer, y: Array, options: ForwardOptions) -> Array:
+    """Output projection of y [B, T, Hv, Dv]."""
+    y = y.reshape(*y.shape[:2], options.local.value_dim).astype(options.compute_dtype)
     update = linear(y, stack.out_proj, layer, out_dtype=jnp.float32, policy=options.policy)
     return options.shards.sum(update)

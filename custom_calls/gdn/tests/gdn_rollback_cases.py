@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from gdn_rows_cases import CPU, call
 from gdn_rows_oracle import Geometry, Weights
+from jax import lax
 
 from onecat_jax.custom_calls import gdn
 from onecat_jax.custom_calls.dispatch import Policy
@@ -136,7 +137,7 @@ def recur(x: Round, index: int, policy: Policy = CPU):
     return tuple(np.asarray(a) for a in found)
 
 
-def one_by_one(x: Round) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+def one_by_one(x: Round, policy: Policy = CPU) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Outputs per layer, states and windows after `recur` with one row at a time."""
     outs = []
     for index in range(len(x.conv)):
@@ -146,8 +147,52 @@ def one_by_one(x: Round) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
                 x, qkv=x.qkv[:, :, t : t + 1], gates=x.gates[:, :, t : t + 1],
                 start=x.start + t, count=(x.count > t).astype(np.int32),
             )  # fmt: skip
-            o, states, windows = recur(row, index)
+            o, states, windows = recur(row, index, policy)
             x = replace(x, states=states, windows=windows)
             of_layer.append(o)
         outs.append(np.concatenate(of_layer, axis=1))
     return outs, x.states, x.windows
+
+
+def soak(g: Geometry, rounds: int, window_dtype: str, policy: Policy = CPU, dtype: str = "float32"):
+    """Rounds of up to eight rows with random accepted lengths, next to the same tokens one by one.
+
+    Returns how many tokens each sequence took, whether all outputs agreed, and both pairs of caches.
+    """
+    batch, width = 3, 8
+    x = random_round(g, [0, 0, 0], width, window_dtype=window_dtype, first_layer=0)
+    weights = tuple(map(jnp.asarray, x.weights))
+    slots = jnp.asarray(x.slots)
+
+    def steps(caches, qkv, gates, flat, start, count, layer):
+        outs = []
+        for t in range(width):
+            new = (qkv[:, t : t + 1], gates[:, t : t + 1])
+            live = (count > t).astype(jnp.int32)
+            o, *caches = call(*new, *caches, flat, start + t, live, *weights, layer, policy)
+            outs.append(o)
+        return jnp.concatenate(outs, axis=1), caches
+
+    def one_round(i, carry):
+        position, agree, replayed, stepped = carry
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), i), 3)
+        qkv = jax.random.normal(keys[0], (g.layers, batch, width, g.channels)).astype(dtype)
+        gates = 3 * jax.random.normal(keys[1], (g.layers, batch, width, 2 * g.value_heads))
+        count = jax.random.randint(keys[2], (batch,), 0, width + 1)
+        full = jnp.full(batch, width, jnp.int32)
+        for index in range(g.layers):
+            flat, layer = index * g.slots + slots, Layer(index)
+            new = (qkv[index], gates[index])
+            o = verify_call(*new, *replayed, flat, position, full, weights, layer, policy)
+            want, stepped = steps(stepped, *new, flat, position, count, layer)
+            real = (jnp.arange(width) < count[:, None])[..., None, None]
+            agree &= jnp.all(jnp.where(real, o == want, True))
+        kept = (qkv.astype(window_dtype), gates)
+        replayed = commit_call(
+            *kept, *replayed, slots, position, count, weights, 0, g.slots, policy
+        )
+        return position + count, agree, tuple(replayed), tuple(stepped)
+
+    caches = (jnp.asarray(x.states), jnp.asarray(x.windows))
+    start = (jnp.zeros(batch, jnp.int32), jnp.bool_(True), caches, caches)
+    return jax.jit(lambda: lax.fori_loop(0, rounds, one_round, start))()

@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gdn_rollback_cases import commit, commit_call, one_by_one, random_round, verify, verify_call
-from gdn_rows_cases import CPU, call
+from gdn_rollback_cases import (
+    commit,
+    commit_call,
+    one_by_one,
+    random_round,
+    soak,
+    verify,
+    verify_call,
+)
+from gdn_rows_cases import CPU
 from gdn_rows_oracle import Geometry
-from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -62,48 +69,6 @@ def test_every_instruction_set_gives_the_same_bits(window_dtype):
         _ext.force_cpu_isa("")
     for isa, results in found.items():
         assert same(results, found["generic"]), isa
-
-
-def soak(g: Geometry, rounds: int, window_dtype: str):
-    """Rounds of up to eight rows with random accepted lengths, next to the same tokens one by one.
-
-    Returns how many tokens each sequence took, whether all outputs agreed, and both pairs of caches.
-    """
-    batch, width = 3, 8
-    x = random_round(g, [0, 0, 0], width, window_dtype=window_dtype, first_layer=0)
-    weights = tuple(map(jnp.asarray, x.weights))
-    slots = jnp.asarray(x.slots)
-
-    def steps(caches, qkv, gates, flat, start, count, layer):
-        outs = []
-        for t in range(width):
-            new = (qkv[:, t : t + 1], gates[:, t : t + 1])
-            live = (count > t).astype(jnp.int32)
-            o, *caches = call(*new, *caches, flat, start + t, live, *weights, layer, CPU)
-            outs.append(o)
-        return jnp.concatenate(outs, axis=1), caches
-
-    def one_round(i, carry):
-        position, agree, replayed, stepped = carry
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(0), i), 3)
-        qkv = jax.random.normal(keys[0], (g.layers, batch, width, g.channels))
-        gates = 3 * jax.random.normal(keys[1], (g.layers, batch, width, 2 * g.value_heads))
-        count = jax.random.randint(keys[2], (batch,), 0, width + 1)
-        full = jnp.full(batch, width, jnp.int32)
-        for index in range(g.layers):
-            flat, layer = index * g.slots + slots, Layer(index)
-            new = (qkv[index], gates[index])
-            o = verify_call(*new, *replayed, flat, position, full, weights, layer, CPU)
-            want, stepped = steps(stepped, *new, flat, position, count, layer)
-            real = (jnp.arange(width) < count[:, None])[..., None, None]
-            agree &= jnp.all(jnp.where(real, o == want, True))
-        kept = (qkv.astype(window_dtype), gates)
-        replayed = commit_call(*kept, *replayed, slots, position, count, weights, 0, g.slots, CPU)
-        return position + count, agree, tuple(replayed), tuple(stepped)
-
-    caches = (jnp.asarray(x.states), jnp.asarray(x.windows))
-    start = (jnp.zeros(batch, jnp.int32), jnp.bool_(True), caches, caches)
-    return jax.jit(lambda: lax.fori_loop(0, rounds, one_round, start))()
 
 
 @pytest.mark.parametrize("window_dtype", WINDOWS)

@@ -109,7 +109,7 @@ def test_the_report_names_both_operators_and_their_route(target, route):
         ("gdn commit", route),
     ]
     assert {r.descriptor for r in routes()} == {
-        "2 rows of 2 x 32 and 4 x 16 heads, float32 windows"
+        "2 rows of 2 x 32 and 4 x 16 heads, float32 with float32 windows"
     }
 
 

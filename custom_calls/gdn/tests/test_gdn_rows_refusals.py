@@ -92,6 +92,53 @@ def test_the_route_says_why_faster_ones_declined(target, change, route, reason):
     assert reason in found.explain()
 
 
+HALF = {"window": "float16", "dtype": "float16"}
+LONG = {**HALF, "rows": 17}
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "route", "reason"),
+    [
+        (Target("gpu", 70), HALF, "gpu handler", ""),
+        (Target("gpu", 90), {**HALF, "rows": 16}, "gpu handler", ""),
+        (Target("gpu", 90), LONG, "sm_80 chunks", "it takes up to 16 rows, there are 17"),
+        (Target("gpu", 70), LONG, "sm_70 chunks", "it needs compute capability 8.0 or later"),
+        (Target("gpu", 75), LONG, "library chunks", "it needs compute capability 7.0 to 7.2"),
+        (Target("gpu", 61), HALF, "plain", "it needs compute capability 7.0 or later"),
+        (Target("gpu", 90), {}, "plain", "must be float16, they are float32 and float32"),
+        (Target("gpu", 90), {"dtype": "float16"}, "plain", "they are float16 and float32"),
+        (Target("gpu", 90), {**HALF, "width": 3}, "plain", "must have 4 taps, it has 3"),
+        (
+            Target("gpu", 90),
+            {**HALF, "shape": GDNShape(4, 8, 64, 128)},
+            "plain",
+            "head dims must be 128, one is 64",
+        ),
+        (
+            Target("gpu", 90),
+            {**LONG, "shape": GDNShape(4, 8, 128, 256)},
+            "library chunks",
+            "head dims must be 128, one is 256",
+        ),
+        (CPU, HALF, "cpu handler", "it needs compute capability 7.0 or later, the target is cpu"),
+    ],
+)
+def test_gpu_routes_say_why_faster_ones_declined(target, change, route, reason):
+    descriptor = replace(GDNDescriptor(4, SHAPE, 4, "float32"), **change)
+    found = plan(descriptor, Policy(target=target))
+    assert found.name == route
+    assert reason in found.explain()
+
+
+@pytest.mark.parametrize("operator", ["gdn verify", "gdn commit"])
+def test_rows_that_may_be_taken_back_have_no_kernel_for_long_inputs(operator):
+    descriptor = replace(GDNDescriptor(17, SHAPE, 4, "float16"), dtype="float16")
+    policy = Policy(target=Target("gpu", 90))
+    assert plan(descriptor, policy, operator=operator).name == "library chunks"
+    short = replace(descriptor, rows=16)
+    assert plan(short, policy, operator=operator).name == "gpu handler"
+
+
 def test_strict_refuses_short_rows_without_a_handler_but_not_chunks():
     policy = Policy(strict=True, target=Target("gpu", 70))
     assert plan(GDNDescriptor(64, SHAPE, 4, "float32"), policy).name == "library chunks"
@@ -120,4 +167,4 @@ def test_the_report_names_the_route():
     jax.eval_shape(lambda *a: call(*a, Layer(0), Policy()), *map(jnp.asarray, arrays))
     (record,) = routes()
     assert (record.operator, record.route.name) == ("gdn", "cpu handler")
-    assert record.descriptor == "1 rows of 2 x 32 and 4 x 16 heads, float32 windows"
+    assert record.descriptor == ("1 rows of 2 x 32 and 4 x 16 heads, float32 with float32 windows")

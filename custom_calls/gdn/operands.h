@@ -1,4 +1,4 @@
-// Operands of the CPU handlers of the gated delta rule: the one place where their shapes and numbers are checked.
+// Operands of the handlers of the gated delta rule: the one place where their shapes and numbers are checked.
 #pragma once
 #include <string>
 
@@ -11,7 +11,7 @@ using F32 = xla::ffi::Buffer<xla::ffi::F32>;
 using S32 = xla::ffi::BufferR1<xla::ffi::S32>;
 
 struct Operands {
-  xla::ffi::AnyBuffer qkv;      // [B, T, C], kept rows [P, B, T, C] of P layers
+  xla::ffi::AnyBuffer qkv;      // [B, T, C] (on GPUs perhaps wider), kept rows [P, B, T, C] of P layers
   F32 gates;                    // [B, T, 2 * Hv], kept rows [P, B, T, 2 * Hv]
   F32 conv, a_log, dt_bias;     // [L, ...] of the stack
   S32 slots, start, count;      // [B]
@@ -98,11 +98,21 @@ inline std::string check_shapes(const Operands& in, const Sizes& z, bool kept) {
   return "";
 }
 
-inline std::string check_out(const F32& out, const Sizes& z) {
+// Whether a stack's kept rows and slots lie inside those of all layers.
+inline std::string check_places(const Operands& in, const Sizes& z, int64_t first_layer, int64_t slots) {
+  const int64_t places = in.qkv.dimensions()[0], states = in.states.dimensions()[0];
+  if (first_layer < 0 || first_layer + z.layers > places)
+    return message("layers ", first_layer, " .. ", first_layer + z.layers - 1, " are replayed, rows are kept of 0 .. ",
+                   places - 1);
+  if (slots < 1 || places * slots != states)
+    return message("there are ", states, " states, must be ", places, " layers of ", slots, " slots");
+  return "";
+}
+
+inline std::string check_out(xla::ffi::AnyBuffer::Dimensions out, const Sizes& z) {
   const Shape& s = z.shape;
-  if (has_shape(out.dimensions(), {z.batch, z.tokens, s.value_heads, s.value_dim})) return "";
-  return message("o is ", shape_text(out.dimensions()), ", must be [", z.batch, ", ", z.tokens, ", ", s.value_heads, ", ",
-                 s.value_dim, "]");
+  if (has_shape(out, {z.batch, z.tokens, s.value_heads, s.value_dim})) return "";
+  return message("o is ", shape_text(out), ", must be [", z.batch, ", ", z.tokens, ", ", s.value_heads, ", ", s.value_dim, "]");
 }
 
 // Numbers inside the operands: slots and counts of every row, no slot twice.
