@@ -7,24 +7,36 @@ enum ScaleType { kScaleF32, kScaleF16, kScaleBF16 };
 
 // y[m][n] = sum_k x[m][k] * w[n][k], layer *index * mul + add of the stack. Packed layouts: packing.py.
 struct LinearArgs {
-  const unsigned char* codes;  // [layers, blocks, units, 1024]
-  const void* scales;          // NVFP4 [layers, blocks, units, 128]; FP8 and INT4 [layers, blocks, groups, 32]
-  const float* rows;           // [layers, 32 * blocks] factors of rows; unused by INT4 and by FP8 with scales of 128 k
+  const unsigned char* codes;  // [layers, blocks, units, bytes]; unquantised: float16 [layers, n, k]
+  const void* scales;          // NVFP4 [layers, blocks, units, bytes]; FP8 and INT4 [layers, blocks, groups, rows]
+  const float* rows;           // [layers, physical n] factors of rows; unused by INT4 and by FP8 with scales of 128 k
   const void* x;               // float16 [m, k]; unused by the expansion
   const int* index;
   void* out;                   // [m, n] float16 or float32; expansion: float16 [n, k]
   int mul, add, layers;
-  int blocks, units;           // of 32 rows, of 1024 bytes of codes
+  int blocks, units;           // of 32 rows and of 1024 bytes of codes (m8n8k4); of 16 rows and of 64 k (m16n8k16)
   int m, n, k;
   int out_is_f16;
   int groups;                  // scales per row
   int scale_type;              // INT4
   unsigned group_reciprocal;   // INT4: ceil(2^32 / units of 32 k per group), 0 for one unit
-  const unsigned char* zeros;  // INT4 [layers, blocks, groups, 32]
+  const unsigned char* zeros;  // INT4 [layers, blocks, groups, rows]
+  int staged;                  // m16n8k16: steps of a warp whose activations lie in shared memory,
+  int group, group_bytes;      // steps that are copied at once and the shared memory that they take,
+  int group_scales;            // groups of scales that such a group may touch,
+  int ring;                    // groups on their way or in use
+};
+
+// The body for m16n8k16 with X activation rows at a time: sums of kRing tiles are on their way from kStreams streaming warps to
+// the one that adds them.
+constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8;
+template <int X>
+struct SharedMemory {
+  static constexpr int kRing = X == 8 ? 3 : 2;
+  static constexpr int kSums = kRing * kStreams * X * 64;  // bytes
+  static constexpr int kStep = kStreams * X * 128;         // bytes per staged step of every warp, and pass
 };
 
 constexpr int kExpandWarps = 8;   // per block of the expansion
-constexpr int kBlockRows = 32;    // weight rows per block
-constexpr int kUnitCodes = 1024;  // bytes of a block's unit
 
 }  // namespace onecat::linear
