@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
+constexpr int kAttributeMultiprocessors = 16;
+constexpr int kAttributeSharedPerBlock = 97;  // with the opt-in
 constexpr int kAttributeMaxDynamicShared = 8;
 constexpr unsigned kDefaultSharedLimit = 48 * 1024;
 constexpr int kJitErrorLogBuffer = 5;
@@ -156,6 +158,24 @@ std::string loaded_architecture(const std::string& module) {
   std::lock_guard<std::mutex> guard(cache().mutex);
   auto found = cache().architectures.find(module);
   return found == cache().architectures.end() ? "" : found->second;
+}
+
+xla::ffi::Error describe_device(CUstream stream, const char* module, Device* out) {
+  const CudaDriver& driver = CudaDriver::get();
+  if (!driver.error.empty()) return failure(driver.error);
+  ContextScope scope(driver, stream);
+  if (!scope.current) return failure("the calling thread has no CUDA context");
+  CUdevice device;
+  int major = 0, minor = 0;
+  driver.context_device(&device);
+  driver.device_attribute(&major, kAttributeComputeMajor, device);
+  driver.device_attribute(&minor, kAttributeComputeMinor, device);
+  driver.device_attribute(&out->multiprocessors, kAttributeMultiprocessors, device);
+  driver.device_attribute(&out->shared_bytes, kAttributeSharedPerBlock, device);
+  const ImageChoice choice = choose_image(module, major * 10 + minor);
+  if (!choice.image) return failure(choice.reason);
+  out->image = choice.image->ptx ? 0 : choice.image->capability;
+  return xla::ffi::Error::Success();
 }
 
 xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* kernel) {

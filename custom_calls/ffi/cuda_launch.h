@@ -35,6 +35,13 @@ xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* ker
 // Enqueues the kernel. No allocation, no synchronisation.
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments);
 
+// What tactics depend on. `image` is the capability of the module's image on the stream's device, 0 for PTX.
+struct Device {
+  int multiprocessors, shared_bytes;  // the latter: most that one block can have
+  int image;
+};
+xla::ffi::Error describe_device(CUstream stream, const char* module, Device* out);
+
 // Architecture of the image that was loaded last for `module` ("" if none): what tests assert.
 std::string loaded_architecture(const std::string& module);
 

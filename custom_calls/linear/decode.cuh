@@ -22,9 +22,10 @@ __device__ __forceinline__ u32 scale_pair(u32 w, int i) {
 }
 
 constexpr float kHalfUnit = 256.0f;  // operands of NVFP4 and FP8 are values * 2^-8
+
 // Of row n; a block holds `block_rows` rows.
 __device__ __forceinline__ float stored_row_scale(const LinearArgs& a, int layer, int n, int block_rows) {
-  return a.rows[static_cast<size_t>(layer) * a.blocks * block_rows + n] * kHalfUnit;
+  return a.rows[static_cast<size_t>(layer) * a.blocks * block_rows + n];
 }
 
 // ---- FP8

@@ -7,6 +7,7 @@
 namespace onecat::linear {
 
 struct Dense {
+  static constexpr float kUnit = 1.0f;
   static constexpr int kSpans = 0, kCopies = kTileRows;
 
   // Bytes from one row of a group to the next: half of the banks more, so that lanes of two rows meet in none.
@@ -27,14 +28,14 @@ struct Dense {
 
   uint4 words[2][2];  // [v][row g + 8 r]
 
-  __device__ __forceinline__ Dense(const LinearArgs& a, const Lane& at, const unsigned char* group, const Place& place, int i) {
+  __device__ __forceinline__ Dense(const LinearArgs& a, const Lane& at, const unsigned char* group, int group_first, int i) {
 #pragma unroll
     for (int v = 0; v < 2; ++v)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int k = i * kStepK + activation_k(at.t, v);
         const uint4 found = *reinterpret_cast<const uint4*>(group + (at.g + 8 * r) * pitch(a) + k * 2);
-        words[v][r] = place.step * kStepK + k < a.k ? found : make_uint4(0, 0, 0, 0);
+        words[v][r] = group_first * kStepK + k < a.k ? found : make_uint4(0, 0, 0, 0);
       }
   }
   static __device__ __forceinline__ int activation_k(int t, int v) { return 32 * v + 8 * t; }

@@ -9,7 +9,8 @@ namespace onecat::linear {
 // times a scale would round.
 template <bool kBlocks>
 struct Fp8 {
-  static constexpr int kSpans = kBlocks, kCopies = 1 + kBlocks, kCodes = 1024, kScales = kTileRows * 4;  // bytes
+  static constexpr float kUnit = kHalfUnit;
+  static constexpr int kSpans = kBlocks, kCopies = kCodePieces + kBlocks, kCodes = 1024, kScales = kTileRows * 4;  // bytes
 
   struct Source {
     const unsigned char *codes, *scales;
@@ -19,7 +20,7 @@ struct Fp8 {
         : codes(layer_part(a.codes, layer, a, a.units * kCodes)), scales(layer_part(a.scales, layer, a, a.groups * kScales)),
           steps(a.units), groups(a.groups), group(a.group) {}
     __device__ __forceinline__ Piece piece(int i, const Place& at, int count) const {
-      if (i == 0) return {codes + (static_cast<size_t>(at.tile) * steps + at.step) * kCodes, 0, count * kCodes};
+      if (i < kCodePieces) return code_piece(codes, static_cast<size_t>(at.tile) * steps + at.step, count, i, kCodes);
       const int first = at.step >> 1, last = (at.step + count - 1) >> 1;
       return {scales + (static_cast<size_t>(at.tile) * groups + first) * kScales, group * kCodes, (last - first + 1) * kScales};
     }
@@ -28,11 +29,11 @@ struct Fp8 {
   uint4 codes[2];
   float2 scales;  // of rows g and g + 8
 
-  __device__ __forceinline__ Fp8(const LinearArgs& a, const Lane& at, const unsigned char* group, const Place& place, int i) {
+  __device__ __forceinline__ Fp8(const LinearArgs& a, const Lane& at, const unsigned char* group, int group_first, int i) {
 #pragma unroll
     for (int v = 0; v < 2; ++v) codes[v] = *reinterpret_cast<const uint4*>(group + i * kCodes + v * 512 + at.lane * 16);
     if constexpr (kBlocks) {
-      const int first = ((place.step + i) >> 1) - (place.step >> 1);
+      const int first = ((group_first + i) >> 1) - (group_first >> 1);
       scales = *reinterpret_cast<const float2*>(group + a.group * kCodes + first * kScales + at.g * 8);
     }
   }
@@ -43,7 +44,7 @@ struct Fp8 {
   }
   __device__ __forceinline__ float sum_scale(int, int r) const { return r ? scales.y : scales.x; }
   static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) {
-    return kBlocks ? kHalfUnit : stored_row_scale(a, layer, n, kTileRows);
+    return kBlocks ? 1.0f : stored_row_scale(a, layer, n, kTileRows);
   }
 };
 

@@ -14,7 +14,7 @@ struct ScalesOfRows {
     __device__ __forceinline__ Reader(const LinearArgs&, int, const Lane&) {}
     __device__ __forceinline__ void load(int, Beside&) const {}
   };
-  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n, kBlockRows); }
+  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n, kBlockRows) * kHalfUnit; }
 };
 
 // FP8 with scales of 128 k, which four units of 32 k share: they multiply the float32 sums, for a float16 operand times a scale

@@ -22,21 +22,23 @@ struct LinearArgs {
   unsigned group_reciprocal;   // INT4: ceil(2^32 / units of 32 k per group), 0 for one unit
   const unsigned char* zeros;  // INT4 [layers, blocks, groups, rows]
   int staged;                  // m16n8k16: steps of a warp whose activations lie in shared memory,
-  int group, group_bytes;      // steps that are copied at once and the shared memory that they take,
+  int group, group_bytes;      // steps that are copied at once, a multiple of kStreams, and the shared memory that they take,
   int group_scales;            // groups of scales that such a group may touch,
   int ring;                    // groups on their way or in use
+  int held;                    // activations stay in registers
 };
 
-// The body for m16n8k16 with X activation rows at a time: sums of kRing tiles are on their way from kStreams streaming warps to
-// the one that adds them.
-constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8;
+// The body for m16n8k16 with X activation rows at a time: sums of kRing tiles are on their way from the kStreams warps that
+// multiply to the one that adds.
+constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8, kHeldSteps = 5;
 template <int X>
 struct SharedMemory {
-  static constexpr int kRing = X == 8 ? 3 : 2;
+  static constexpr int kRing = X == 8 ? 3 : X == 16 ? 1 : 2;
   static constexpr int kSums = kRing * kStreams * X * 64;  // bytes
   static constexpr int kStep = kStreams * X * 128;         // bytes per staged step of every warp, and pass
 };
 
-constexpr int kExpandWarps = 8;   // per block of the expansion
+constexpr int kStepK = 64;       // k of a step of the body for m16n8k16
+constexpr int kExpandWarps = 8;  // per block of the expansion
 
 }  // namespace onecat::linear

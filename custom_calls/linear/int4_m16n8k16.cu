@@ -28,7 +28,8 @@ struct TwoHalves {
 // S groups of scales per step of 64 k.
 template <int S, class TwoScales>
 struct Int4 {
-  static constexpr int kSpans = S, kCopies = 3, kCodes = 512;
+  static constexpr float kUnit = 1.0f;
+  static constexpr int kSpans = S, kCopies = kCodePieces + 2, kCodes = 512;
   static constexpr int kScales = kTileRows / 2 * sizeof(TwoScales), kZeros = kTileRows;  // bytes per group of scales
 
   // The group of scales of a step's s-th part.
@@ -45,10 +46,10 @@ struct Int4 {
         : a(args), codes(layer_part(a.codes, layer, a, a.units * kCodes)), scales(layer_part(a.scales, layer, a, a.groups * kScales)),
           zeros(layer_part(a.zeros, layer, a, a.groups * kZeros)) {}
     __device__ __forceinline__ Piece piece(int i, const Place& at, int count) const {
-      if (i == 0) return {codes + (static_cast<size_t>(at.tile) * a.units + at.step) * kCodes, 0, count * kCodes};
+      if (i < kCodePieces) return code_piece(codes, static_cast<size_t>(at.tile) * a.units + at.step, count, i, kCodes);
       const int first = scales_of(a, at.step, 0), groups = scales_of(a, at.step + count - 1, 1) - first + 1;
       const size_t place = static_cast<size_t>(at.tile) * a.groups + first;
-      if (i == 1) return {scales + place * kScales, a.group * kCodes, groups * kScales};
+      if (i == kCodePieces) return {scales + place * kScales, a.group * kCodes, groups * kScales};
       return {zeros + place * kZeros, a.group * kCodes + a.group_scales * kScales, groups * kZeros};
     }
   };
@@ -58,12 +59,12 @@ struct Int4 {
   u32 zeros[S];  // of rows g and g + 8, a byte each
   int type;
 
-  __device__ __forceinline__ Int4(const LinearArgs& a, const Lane& at, const unsigned char* group, const Place& place, int i)
+  __device__ __forceinline__ Int4(const LinearArgs& a, const Lane& at, const unsigned char* group, int group_first, int i)
       : codes(*reinterpret_cast<const uint4*>(group + i * kCodes + at.lane * 16)), type(a.scale_type) {
     const unsigned char* beside = group + a.group * kCodes;
 #pragma unroll
     for (int s = 0; s < S; ++s) {
-      const int j = scales_of(a, place.step + i, s) - scales_of(a, place.step, 0);
+      const int j = scales_of(a, group_first + i, s) - scales_of(a, group_first, 0);
       scales[s] = *reinterpret_cast<const TwoScales*>(beside + j * kScales + at.g * sizeof(TwoScales));
       zeros[s] = *reinterpret_cast<const unsigned short*>(beside + a.group_scales * kScales + j * kZeros + at.g * 2);
     }

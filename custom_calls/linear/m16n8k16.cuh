@@ -3,33 +3,36 @@
 // sums with activation rows 2 t and 2 t + 1. The k of a step are dealt to the instructions' slots by the decoder; activations
 // are dealt the same way, so the sum is over the same pairs.
 //
-// A block stays on its multiprocessor and works through a run of tiles. Each of its kStreams streaming warps has the same steps
-// in every tile. It copies their codes, group by group, into a ring of its own in shared memory and multiplies while later
-// groups are on their way; its part of the activations lies in shared memory too. One more warp adds the streaming warps' sums
-// of a tile, in their order, while they go on: no barrier stops them. Which warp has which steps depends on K alone, so a row's
-// sum is the same for every number of rows.
+// A block stays on its multiprocessor and works through a run of tiles. One warp copies codes, group by group of steps, into a
+// ring in shared memory. kStreams warps multiply: of each group they take turns at the steps, and the activations of a warp's
+// steps lie in shared memory. One more warp adds the sums of a tile in the order of the warps, while they go on: no barrier
+// stops all. Which warp has which steps depends on K alone, so a row's sum is the same for every number of rows.
 //
 // A decoder D is one weight kind:
 //   kSpans        parts of a step whose sums have scales of their own; 0 where operands or rows carry all scales;
 //   kCopies       pieces of memory that make up a group of steps;
-//   Source(args, layer).piece(i, place, count, lane): the i-th piece of `count` steps from a place on;
-//   D(args, lane, group, place, i): what a lane holds of the i-th step of a group in shared memory;
+//   Source(args, layer).piece(i, place, count): the i-th piece of `count` steps from a place on;
+//   D(args, lane, group, first, i): what a lane holds of the i-th step of a group in shared memory that starts with step `first`;
 //     operand(i, out)   operand A of its instruction i (out[0] and out[2] are 4 k of row g, out[1] and out[3] of row g + 8);
 //     sum_scale(span, r) the factor of the sums of row g + 8 r;
 //   activation_k(t, v)        where in a step the 8 consecutive k of a lane's instructions 2 v and 2 v + 1 start;
-//   row_scale(args, layer, n) factor of row n, applied once.
+//   row_scale(args, layer, n) * kUnit factor of row n, applied once.
 #pragma once
 #include "linear/decode.cuh"
 
 namespace onecat::linear {
 
-constexpr int kTileRows = 16, kStepK = 64;
+constexpr int kTileRows = 16;
 
 struct Lane {
   int lane, g, t;
 
   __device__ __forceinline__ Lane() : lane(threadIdx.x & 31), g(lane >> 2), t(lane & 3) {}
 };
+
+__device__ __forceinline__ float4 plus(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 
 // Where a group of steps starts.
 struct Place {
@@ -42,24 +45,34 @@ struct Piece {
   int offset, bytes;
 };
 
+// Codes of a group are copied in up to four pieces of at least 8192 bytes: one copy of all is slower, and so are many small ones.
+constexpr int kCodePieces = 4;
+__device__ __forceinline__ Piece code_piece(const unsigned char* codes, size_t place, int count, int i, int step_bytes) {
+  const int pieces = max(1, min(kCodePieces, count * step_bytes / 8192));
+  if (i >= pieces) return {codes, 0, 0};
+  const int first = count * i / pieces, last = count * (i + 1) / pieces;
+  return {codes + (place + first) * step_bytes, first * step_bytes, (last - first) * step_bytes};
+}
+
 __device__ __forceinline__ const unsigned char* layer_part(const void* stack, int layer, const LinearArgs& a, int per_tile) {
   return static_cast<const unsigned char*>(stack) + static_cast<size_t>(layer) * a.blocks * per_tile;
 }
 
-// Which tiles a block has, and which steps of each a warp has.
-struct Share {
-  int first_tile, last_tile;  // exclusive
-  int warps;                  // that have any steps
-  int first_step, steps;
+// The tiles and steps of a block, and the passes over each tile: more rows than X take several, whose codes come from the
+// second-level cache.
+template <int X, int S>
+struct Work {
+  int rank, first_tile, tiles, passes, first_step, steps, warps;  // warps: that multiply
 
-  static __device__ __forceinline__ Share of(const LinearArgs& a, int warp) {
-    Share s;
-    s.first_tile = static_cast<long long>(a.blocks) * blockIdx.x / gridDim.x;
-    s.last_tile = static_cast<long long>(a.blocks) * (blockIdx.x + 1) / gridDim.x;
-    s.warps = min(kStreams, a.units);
-    s.first_step = a.units * warp / s.warps;
-    s.steps = a.units * (warp + 1) / s.warps - s.first_step;
-    return s;
+  __device__ __forceinline__ explicit Work(const LinearArgs& a) {
+    const int cluster = blockIdx.x / S, clusters = gridDim.x / S;
+    rank = blockIdx.x % S;
+    first_tile = a.blocks * cluster / clusters;
+    tiles = a.blocks * (cluster + 1) / clusters - first_tile;
+    passes = X < kMostRows ? 1 : (a.m + X - 1) / X;
+    first_step = a.units * rank / S;
+    steps = a.units * (rank + 1) / S - first_step;
+    warps = min(kStreams, steps);
   }
 };
 
@@ -75,7 +88,6 @@ struct Exchange {
   Barriers* barriers;
 
   __device__ __forceinline__ void start(int warps) const {
-    if (threadIdx.x != W * 32) return;
 #pragma unroll
     for (int r = 0; r < kRing; ++r) {
       barrier_start(&barriers->full[r], warps);
@@ -97,10 +109,11 @@ struct Exchange {
   __device__ __forceinline__ float4 take(u32 i, int warps, int m) const {
     const float4* at = place(i % kRing, 0) + m * 32;
     float4 sum = *at;
-#pragma unroll 8
-    for (int w = 1; w < warps; ++w) {
+#pragma unroll
+    for (int w = 1; w < W; ++w) {
+      if (w >= warps) continue;
       const float4 v = at[w * (kTiles * 32)];
-      sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+      sum = plus(sum, v);
     }
     return sum;
   }
@@ -110,23 +123,24 @@ struct Exchange {
   }
 };
 
-// A warp's activations of one pass in the order of its steps: 2 x 16 bytes per lane, step and 8 rows; zeros after its last step.
-// The first args.staged steps lie in shared memory, [staged][X / 8][2][32 lanes] per warp and pass.
+// A warp's activations of one pass: 2 x 16 bytes per lane, step and 8 rows; its i-th step is number first + i * kStreams. The
+// first args.staged of them lie in shared memory, [staged][X / 8][2][32 lanes] per warp and pass.
 template <class D, int X>
 struct Activations {
   const LinearArgs& args;
   const Lane at;
-  const Share& share;
+  int first;
   uint4* shared;  // the lane's place
   int m0;         // first row of the pass
 
   __device__ __forceinline__ int row(int m) const { return m0 + m * 8 + at.g; }
-  __device__ __forceinline__ int k(int i, int v) const { return (share.first_step + i) * kStepK + D::activation_k(at.t, v); }
-  __device__ __forceinline__ bool inside(int i, int m, int v) const {
-    return i < share.steps && row(m) < args.m && k(i, v) < args.k;
-  }
+  __device__ __forceinline__ int k(int i, int v) const { return (first + i * kStreams) * kStepK + D::activation_k(at.t, v); }
+  __device__ __forceinline__ bool inside(int i, int m, int v) const { return row(m) < args.m && k(i, v) < args.k; }
   __device__ __forceinline__ const __half* in_memory(int i, int m, int v) const {
     return static_cast<const __half*>(args.x) + row(m) * args.k + k(i, v);
+  }
+  __device__ __forceinline__ uint4 from_memory(int i, int m, int v) const {
+    return inside(i, m, v) ? load16(in_memory(i, m, v)) : make_uint4(0, 0, 0, 0);
   }
   __device__ __forceinline__ uint4* place(int i, int m, int v) const { return shared + ((i * (X / 8) + m) * 2 + v) * 32; }
   __device__ __forceinline__ void stage() const {
@@ -142,7 +156,7 @@ struct Activations {
   template <bool kAllStaged>
   __device__ __forceinline__ uint4 get(int i, int m, int v) const {
     if (kAllStaged || i < args.staged) return *place(i, m, v);
-    return inside(i, m, v) ? load16(in_memory(i, m, v)) : make_uint4(0, 0, 0, 0);
+    return from_memory(i, m, v);
   }
 };
 
@@ -171,15 +185,15 @@ __device__ __forceinline__ void multiply_pair(const D& weights, int v, const uin
   }
 }
 
-// Adds the products of step i of the warp's.
-template <bool kAllStaged, class D, int X>
-__device__ __forceinline__ void multiply_step(const D& weights, const Activations<D, X>& activations, int i, Sums<X>& sums) {
+// Adds the products of a step; x(m, v) are its activations.
+template <class D, int X, class Fetch>
+__device__ __forceinline__ void multiply_step(const D& weights, const Fetch& fetch, Sums<X>& sums) {
   Sums<X> parts;
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
     uint4 x[X / 8];
 #pragma unroll
-    for (int m = 0; m < X / 8; ++m) x[m] = activations.template get<kAllStaged>(i, m, v);
+    for (int m = 0; m < X / 8; ++m) x[m] = fetch(m, v);
     if constexpr (D::kSpans == 0) {
       multiply_pair<D, X>(weights, v, x, sums);
     } else {
@@ -196,174 +210,293 @@ __device__ __forceinline__ void multiply_step(const D& weights, const Activation
   }
 }
 
-// Walks a warp's steps in groups, pass after pass, tile after tile.
-struct Cursor {
-  int tile, first, pass, left;  // first: step of the warp's; left: groups
-
-  __device__ __forceinline__ void next(const Share& s, int group, int passes) {
-    --left;
-    first += group;
-    if (first < s.steps) return;
-    first = 0;
-    if (++pass < passes) return;
-    pass = 0;
-    ++tile;
-  }
-};
-
-// A warp's ring of groups in shared memory.
+// Groups of steps in shared memory: the copying warp fills a slot when all that multiply have left it.
 template <class D>
 struct Ring {
+  struct Barriers {
+    unsigned long long full[kMostGroups], empty[kMostGroups];
+  };
   const LinearArgs& args;
-  const Share& share;
-  typename D::Source source;
-  unsigned char* groups;
-  unsigned long long* full;  // [kMostGroups] barriers
+  unsigned char* memory;
+  Barriers* barriers;
+  int slot, parity;
 
-  static __device__ __forceinline__ int arrivals() {
+  __device__ __forceinline__ Ring(const LinearArgs& a, unsigned char* m, Barriers* b) : args(a), memory(m), barriers(b), slot(0), parity(0) {}
+  static __device__ __forceinline__ void start(Barriers* b, int streams) {
 #if __CUDA_ARCH__ >= 900
-    return D::kCopies;
+    constexpr int kCopying = D::kCopies;
 #else
-    return 32;
+    constexpr int kCopying = 32;
 #endif
+    for (int i = 0; i < kMostGroups; ++i) {
+      barrier_start(&b->full[i], kCopying);
+      barrier_start(&b->empty[i], streams);
+    }
   }
-  __device__ __forceinline__ unsigned char* group(int slot) const { return groups + slot * args.group_bytes; }
-  __device__ __forceinline__ int count(const Cursor& at) const { return min(args.group, share.steps - at.first); }
-  __device__ __forceinline__ Place place(const Cursor& at) const { return {at.tile, share.first_step + at.first}; }
-  // Starts copying a group; nothing happens after the last.
-  __device__ __forceinline__ void fill(int slot, const Cursor& at) const {
+  __device__ __forceinline__ unsigned char* group() const { return memory + slot * args.group_bytes; }
+  __device__ __forceinline__ void next() {
+    if (++slot < args.ring) return;
+    slot = 0;
+    parity ^= 1;
+  }
+  __device__ __forceinline__ void await_full() const { barrier_wait(&barriers->full[slot], parity); }
+  __device__ __forceinline__ void await_empty() const { barrier_wait(&barriers->empty[slot], parity ^ 1); }
+  __device__ __forceinline__ void leave() const {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) barrier_arrive(&barriers->empty[slot]);
+  }
+  __device__ __forceinline__ void fill(const typename D::Source& source, const Place& at, int count) const {
     const int lane = threadIdx.x & 31;
-    if (at.left <= 0) return;
 #if __CUDA_ARCH__ >= 900
     if (lane < D::kCopies) {
-      const Piece p = source.piece(lane, place(at), count(at));
-      copy_and_arrive(group(slot) + p.offset, p.from, p.bytes, full + slot);
+      const Piece p = source.piece(lane, at, count);
+      copy_and_arrive(group() + p.offset, p.from, p.bytes, &barriers->full[slot]);
     }
 #else
     for (int i = 0; i < D::kCopies; ++i) {
-      const Piece p = source.piece(i, place(at), count(at));
+      const Piece p = source.piece(i, at, count);
       for (int byte = lane * 16; byte < p.bytes; byte += 512)
-        copy16(group(slot) + p.offset + byte, static_cast<const unsigned char*>(p.from) + byte, true);
+        copy16(group() + p.offset + byte, static_cast<const unsigned char*>(p.from) + byte, true);
     }
-    arrive_after_copies(full + slot);
+    arrive_after_copies(&barriers->full[slot]);
 #endif
   }
 };
 
-// More rows than X take several passes over a tile, whose codes come from the second-level cache then.
-template <int X>
-__device__ __forceinline__ int passes_of(const LinearArgs& a) {
-  return X < kMostRows ? 1 : (a.m + X - 1) / X;
-}
-
-template <bool kAllStaged, class D, int X>
-__device__ __forceinline__ void stream(const LinearArgs& a, const Exchange<X>& exchange, const Share& s, unsigned char* memory,
-                                       unsigned long long* full) {
-  const int warp = threadIdx.x >> 5, passes = passes_of<X>(a), pass_size = a.staged * (X / 8 * 64);
-  uint4* const staged = reinterpret_cast<uint4*>(memory) + warp * passes * pass_size + (threadIdx.x & 31);
-  const auto activations = [&](int pass) { return Activations<D, X>{a, Lane(), s, staged + pass * pass_size, pass * X}; };
-  for (int p = 0; p < passes; ++p) activations(p).stage();
-
-  memory += kStreams * passes * pass_size * 16;
-  const Ring<D> ring{a, s, typename D::Source(a, max(layer_of(a), 0)), memory + warp * a.ring * a.group_bytes,
-                     full + warp * kMostGroups};
-  Cursor at{s.first_tile, 0, 0, (s.last_tile - s.first_tile) * passes * ((s.steps + a.group - 1) / a.group)}, ahead = at;
-  for (int slot = 0; slot < a.ring; ++slot) {
-    ring.fill(slot, ahead);
-    ahead.next(s, a.group, passes);
-  }
-  await_copies();
-  Sums<X> sums;
-  clear<X>(sums);
-  u32 gift = 0;
-  for (int slot = 0, parity = 0; at.left > 0;) {
-    const Activations<D, X> x = activations(at.pass);
-    const int count = ring.count(at);
-    barrier_wait(ring.full + slot, parity);
-#pragma unroll 2
-    for (int i = 0; i < count; ++i)
-      multiply_step<kAllStaged, D, X>(D(a, Lane(), ring.group(slot), ring.place(at), i), x, at.first + i, sums);
-    __syncwarp();
-    ring.fill(slot, ahead);
-    ahead.next(s, a.group, passes);
-    at.next(s, a.group, passes);
-    if (++slot == a.ring) {
-      slot = 0;
-      parity ^= 1;
+template <class D, int X, int S>
+__device__ __forceinline__ void copy_codes(const LinearArgs& a, const Work<X, S>& work, Ring<D> ring, int layer) {
+  const typename D::Source source(a, max(layer, 0));
+  for (int i = 0; i < work.tiles * work.passes; ++i) {
+    for (int first = 0; first < work.steps; first += a.group) {
+      ring.await_empty();
+      ring.fill(source, {work.first_tile + i / work.passes, work.first_step + first}, min(a.group, work.steps - first));
+      ring.next();
     }
-    if (at.first) continue;
-    exchange.give(gift++, warp, sums);
-    clear<X>(sums);
   }
 }
+
+template <bool kAllStaged, class D, int X, int S>
+__device__ __forceinline__ void multiply(const LinearArgs& a, const Work<X, S>& work, const Exchange<X>& exchange, Ring<D> ring,
+                                         uint4* staged) {
+  const Lane at;
+  const int warp = threadIdx.x >> 5, pass_size = a.staged * (X / 8 * 64);
+  staged += warp * work.passes * pass_size + at.lane;
+  const auto activations = [&](int pass) {
+    return Activations<D, X>{a, at, work.first_step + warp, staged + pass * pass_size, pass * X};
+  };
+  for (int p = 0; p < work.passes; ++p) activations(p).stage();
+  await_copies();
+  for (u32 i = 0; i < work.tiles * work.passes; ++i) {
+    const Activations<D, X> x = activations(i % work.passes);
+    Sums<X> sums;
+    clear<X>(sums);
+    int done = 0;
+    for (int first = 0; first < work.steps; first += a.group) {
+      ring.await_full();
+      const int count = min(a.group, work.steps - first);
+#pragma unroll 2
+      for (int step = warp; step < count; step += kStreams, ++done)
+        multiply_step<D, X>(D(a, at, ring.group(), work.first_step + first, step),
+                            [&](int m, int v) { return x.template get<kAllStaged>(done, m, v); }, sums);
+      ring.leave();
+      ring.next();
+    }
+    exchange.give(i, warp, sums);
+  }
+}
+
+// The same for up to 8 rows and kHeldSteps steps per warp, a tile's being one group: activations stay in registers.
+template <class D, int S>
+__device__ __forceinline__ void multiply_held(const LinearArgs& a, const Work<8, S>& work, const Exchange<8>& exchange, Ring<D> ring) {
+  const Lane at;
+  const int warp = threadIdx.x >> 5;
+  const Activations<D, 8> x{a, at, work.first_step + warp, nullptr, 0};
+  uint4 held[kHeldSteps][2];
+#pragma unroll
+  for (int i = 0; i < kHeldSteps; ++i)
+#pragma unroll
+    for (int v = 0; v < 2; ++v) held[i][v] = x.from_memory(i, 0, v);
+  for (u32 tile = 0; tile < work.tiles; ++tile) {
+    Sums<8> sums;
+    clear<8>(sums);
+    ring.await_full();
+#pragma unroll
+    for (int i = 0; i < kHeldSteps; ++i)
+      if (warp + i * kStreams < work.steps)
+        multiply_step<D, 8>(D(a, at, ring.group(), work.first_step, warp + i * kStreams), [&](int, int v) { return held[i][v]; }, sums);
+    ring.leave();
+    ring.next();
+    exchange.give(tile, warp, sums);
+  }
+}
+
+// Factors of the lane's two weight rows, without the unit: nothing touches them before they are used, so nothing waits.
+template <class D>
+struct RowScales {
+  float values[2];
+
+  __device__ __forceinline__ RowScales(const LinearArgs& a, int layer, int n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) values[r] = D::row_scale(a, max(layer, 0), min(n + 8 * r, a.n - 1));
+  }
+};
+
+// A layer outside the stack gives NaN: a handler can't read the index.
+template <class D>
+__device__ __forceinline__ float unit_or_nan(int layer) {
+  return layer < 0 ? __int_as_float(0x7fc00000) : D::kUnit;
+}
+
+// Sums that the adding warps of a cluster's other blocks send to that of the first.
+template <int X, int S>
+struct Inbox {
+  static constexpr int kSlots = X == 8 ? 8 : 4, kTiles = X / 8;
+  float4 sums[S > 1 ? S - 1 : 1][kSlots][kTiles][32];
+  unsigned long long full[kSlots], empty[kSlots];
+
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_start(&full[i], S - 1);
+      barrier_start(&empty[i], 1);
+    }
+  }
+#if __CUDA_ARCH__ >= 900
+  __device__ __forceinline__ void await_empty(u32 i) { barrier_wait_cluster(&empty[i % kSlots], (i / kSlots & 1) ^ 1); }
+  __device__ __forceinline__ void await_full(u32 i) { barrier_wait_cluster(&full[i % kSlots], i / kSlots & 1); }
+  __device__ __forceinline__ void send(u32 i, int rank, int m, const float4& v) {
+    store_peer(peer_address(&sums[rank - 1][i % kSlots][m][threadIdx.x & 31], 0), v);
+  }
+  __device__ __forceinline__ void sent(u32 i) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive_peer(peer_address(&full[i % kSlots], 0));
+  }
+  __device__ __forceinline__ void taken(u32 i) {
+    __syncwarp();
+    const int lane = threadIdx.x & 31;
+    if (lane > 0 && lane < S) arrive_peer(peer_address(&empty[i % kSlots], lane));
+  }
+#endif
+};
 
 template <class D, int X>
-__device__ __forceinline__ void add_up(const LinearArgs& a, const Exchange<X>& exchange) {
+__device__ __forceinline__ void store_sums(const LinearArgs& a, const float4& sum, const RowScales<D>& scales, float unit, int m, int n) {
   const Lane at;
-  const Share s = Share::of(a, 0);
-  const int layer = layer_of(a), passes = passes_of<X>(a);
-  for (int i = 0; i < (s.last_tile - s.first_tile) * passes; ++i) {
-    const int n = (s.first_tile + i / passes) * kTileRows + at.g, m0 = i % passes * X;
-    float scales[2];
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) scales[r] = n + 8 * r < a.n ? row_scale_or_nan<D>(a, layer, n + 8 * r) : 0.0f;
+  for (int e = 0; e < 4; ++e) {
+    const int row = m + at.t * 2 + (e & 1), column = n + (e >> 1) * 8;
+    if (row < a.m && column < a.n) store_output(a, row, column, values[e] * (scales.values[e >> 1] * unit));
+  }
+}
+
+template <class D, int X, int S>
+__device__ __forceinline__ void add_up(const LinearArgs& a, const Work<X, S>& work, const Exchange<X>& exchange, Inbox<X, S>& inbox,
+                                       int layer) {
+  const auto row = [&](int i) { return (work.first_tile + i / work.passes) * kTileRows + Lane().g; };
+  const float unit = unit_or_nan<D>(layer);
+  RowScales<D> ahead(a, layer, row(0));
+  for (u32 i = 0; i < work.tiles * work.passes; ++i) {
+    const RowScales<D> scales = ahead;
+    const int n = row(i), m0 = i % work.passes * X;
+    ahead = RowScales<D>(a, layer, row(i + 1));
     exchange.await(i);
+#if __CUDA_ARCH__ >= 900
+    if constexpr (S > 1) {
+      if (work.rank) {
+        inbox.await_empty(i);
+      } else {
+        inbox.await_full(i);
+      }
+    }
+#endif
 #pragma unroll
     for (int m = 0; m < X / 8; ++m) {
       if (m0 + m * 8 >= a.m) break;
-      const float4 sum = exchange.take(i, s.warps, m);
-      const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+      float4 sum = exchange.take(i, work.warps, m);
+#if __CUDA_ARCH__ >= 900
+      if constexpr (S > 1) {
+        if (work.rank) {
+          inbox.send(i, work.rank, m, sum);
+          continue;
+        }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = m0 + m * 8 + at.t * 2 + (e & 1), column = n + (e >> 1) * 8;
-        if (row < a.m && column < a.n) store_output(a, row, column, values[e] * scales[e >> 1]);
+        for (int r = 0; r < S - 1; ++r) sum = plus(sum, inbox.sums[r][i % inbox.kSlots][m][threadIdx.x & 31]);
       }
+#endif
+      store_sums<D, X>(a, sum, scales, unit, m0 + m * 8, n);
     }
     exchange.done(i);
+#if __CUDA_ARCH__ >= 900
+    if constexpr (S > 1) {
+      if (work.rank) {
+        inbox.sent(i);
+      } else {
+        inbox.taken(i);
+      }
+    }
+#endif
   }
 }
 
-// X activation rows at a time; kStreams streaming warps and one that adds.
-template <class D, int X>
-__device__ __forceinline__ void linear_block(const LinearArgs& a) {
-  extern __shared__ uint4 dynamic[];
-  __shared__ typename Exchange<X>::Barriers barriers;
-  __shared__ unsigned long long full[kStreams * kMostGroups];
-  const Exchange<X> exchange{reinterpret_cast<float4*>(dynamic), &barriers};
-  const int warp = threadIdx.x >> 5, warps = min(kStreams, a.units);
-  unsigned char* const memory = reinterpret_cast<unsigned char*>(dynamic) + SharedMemory<X>::kSums;
-  exchange.start(warps);
-  if (threadIdx.x < kStreams * kMostGroups) barrier_start(full + threadIdx.x, Ring<D>::arrivals());
-  barriers_started();
+template <int S>
+__device__ __forceinline__ void meet() {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (S > 1) return cluster_meet();
+#endif
   __syncthreads();
+}
+
+// X activation rows at a time; kStreams warps that multiply, one that adds, one that copies.
+template <class D, int X, int S>
+__device__ __forceinline__ void linear_block(const LinearArgs& a) {
+  extern __shared__ __align__(128) uint4 dynamic[];
+  __shared__ typename Exchange<X>::Barriers exchange_barriers;
+  __shared__ typename Ring<D>::Barriers ring_barriers;
+  __shared__ Inbox<X, S> inbox;
+  const int warp = threadIdx.x >> 5, layer = warp < kStreams ? 0 : layer_of(a);
+  const Work<X, S> work(a);
+  const Exchange<X> exchange{reinterpret_cast<float4*>(dynamic), &exchange_barriers};
+  uint4* const staged = dynamic + SharedMemory<X>::kSums / 16;
+  const Ring<D> ring(a, reinterpret_cast<unsigned char*>(staged) + a.staged * work.passes * SharedMemory<X>::kStep, &ring_barriers);
+  if (threadIdx.x == 0) Ring<D>::start(&ring_barriers, work.warps);
+  if (threadIdx.x == 32) exchange.start(work.warps);
+  if (S > 1 && threadIdx.x == 64) inbox.start();
+  barriers_started();
+  meet<S>();
   if (warp == kStreams) {
-    add_up<D, X>(a, exchange);
-  } else if (warp < warps) {
-    const Share s = Share::of(a, warp);
-    if (a.staged >= s.steps) {
-      stream<true, D, X>(a, exchange, s, memory, full);
+    add_up<D, X, S>(a, work, exchange, inbox, layer);
+    if (S > 1) meet<S>();  // nobody's shared memory goes while others may still reach for it
+  } else if (warp == kStreams + 1) {
+    copy_codes<D, X, S>(a, work, ring, layer);
+  } else if (warp < work.warps) {
+    if constexpr (X == 8) {
+      if (a.held) return multiply_held<D, S>(a, work, exchange, ring);
+    }
+    if (a.staged * kStreams >= work.steps) {
+      multiply<true, D, X, S>(a, work, exchange, ring, staged);
     } else {
-      stream<false, D, X>(a, exchange, s, memory, full);
+      multiply<false, D, X, S>(a, work, exchange, ring, staged);
     }
   }
 }
 
-// The layer's weight as float16 [n, k]. One warp per tile and step.
+// The layer's weight as float16 [n, k]. A block has kExpandWarps steps of one tile, which are a group.
 template <class D>
 __device__ __forceinline__ void expand_block(const LinearArgs& a) {
-  __shared__ uint4 memory[kExpandWarps][2304 / 16];
-  __shared__ unsigned long long full[kExpandWarps];
+  extern __shared__ uint4 dynamic[];
+  __shared__ typename Ring<D>::Barriers barriers;
   const Lane at;
-  const int warp = threadIdx.x >> 5, layer = layer_of(a), step = blockIdx.y * kExpandWarps + warp, tile = blockIdx.x;
-  if (threadIdx.x < kExpandWarps) barrier_start(full + threadIdx.x, Ring<D>::arrivals());
+  const int warp = threadIdx.x >> 5, layer = layer_of(a), tile = blockIdx.x, first = blockIdx.y * kExpandWarps;
+  const int count = min(kExpandWarps, a.units - first), step = first + warp;
+  const Ring<D> ring(a, reinterpret_cast<unsigned char*>(dynamic), &barriers);
+  if (threadIdx.x == 0) Ring<D>::start(&barriers, 1);
   barriers_started();
   __syncthreads();
-  if (step >= a.units) return;
-  const Share s{tile, tile + 1, 1, step, 1};
-  const Ring<D> ring{a, s, typename D::Source(a, max(layer, 0)), reinterpret_cast<unsigned char*>(memory[warp]), full + warp};
-  ring.fill(0, {tile, 0, 0, 1});
-  barrier_wait(full + warp, 0);
-  const D weights(a, at, ring.group(0), {tile, step}, 0);
+  if (warp == 0) ring.fill(typename D::Source(a, max(layer, 0)), {tile, first}, count);
+  if (warp >= count) return;
+  ring.await_full();
+  const D weights(a, at, ring.group(), first, warp);
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int k = step * kStepK + D::activation_k(at.t, v);
@@ -374,7 +507,7 @@ __device__ __forceinline__ void expand_block(const LinearArgs& a) {
     for (int r = 0; r < 2; ++r) {
       const int n = tile * kTileRows + at.g + r * 8;
       if (n >= a.n || k >= a.k) continue;
-      float factor = row_scale_or_nan<D>(a, layer, n);
+      float factor = D::row_scale(a, max(layer, 0), n) * unit_or_nan<D>(layer);
       if constexpr (D::kSpans > 0) factor *= weights.sum_scale(v * D::kSpans / 2, r);
       uint4* out = reinterpret_cast<uint4*>(static_cast<__half*>(a.out) + static_cast<size_t>(n) * a.k + k);
       *out = make_uint4(finish_pair(w[0][r], factor), finish_pair(w[0][r + 2], factor), finish_pair(w[1][r], factor),
@@ -386,15 +519,22 @@ __device__ __forceinline__ void expand_block(const LinearArgs& a) {
 }  // namespace onecat::linear
 
 // The kernels of a decoder (tactics: gpu_launch.cc) and its expansion.
-#define ONECAT_LINEAR(SUFFIX, DECODER, X) \
-  extern "C" __global__ void __launch_bounds__((onecat::linear::kStreams + 1) * 32, 1) \
-      linear_x##X##SUFFIX(onecat::linear::LinearArgs a) { \
-    onecat::linear::linear_block<onecat::linear::DECODER, X>(a); \
+#define ONECAT_LINEAR(SUFFIX, DECODER, X, S, CLUSTER) \
+  extern "C" __global__ void CLUSTER __launch_bounds__((onecat::linear::kStreams + 2) * 32, 1) \
+      linear_x##X##_s##S##SUFFIX(onecat::linear::LinearArgs a) { \
+    onecat::linear::linear_block<onecat::linear::DECODER, X, S>(a); \
   }
+#define ONECAT_LINEARS_OF(SUFFIX, DECODER, S, CLUSTER) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 8, S, CLUSTER) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 16, S, CLUSTER) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 32, S, CLUSTER)
+#if __CUDA_ARCH__ >= 900
 #define ONECAT_LINEARS(SUFFIX, DECODER) \
-  ONECAT_LINEAR(SUFFIX, DECODER, 8) \
-  ONECAT_LINEAR(SUFFIX, DECODER, 16) \
-  ONECAT_LINEAR(SUFFIX, DECODER, 32)
+  ONECAT_LINEARS_OF(SUFFIX, DECODER, 1, ) \
+  ONECAT_LINEARS_OF(SUFFIX, DECODER, 2, __cluster_dims__(2, 1, 1))
+#else
+#define ONECAT_LINEARS(SUFFIX, DECODER) ONECAT_LINEARS_OF(SUFFIX, DECODER, 1, )
+#endif
 #define ONECAT_EXPANSION(SUFFIX, DECODER) \
   extern "C" __global__ void __launch_bounds__(onecat::linear::kExpandWarps * 32) \
       expand##SUFFIX(onecat::linear::LinearArgs a) { \

@@ -7,7 +7,8 @@
 namespace onecat::linear {
 
 struct Nvfp4 {
-  static constexpr int kSpans = 0, kCopies = 2, kCodes = 512, kScales = 64;  // bytes per step
+  static constexpr float kUnit = kHalfUnit;
+  static constexpr int kSpans = 0, kCopies = kCodePieces + 1, kCodes = 512, kScales = 64;  // bytes per step
 
   struct Source {
     const unsigned char *codes, *scales;
@@ -18,14 +19,15 @@ struct Nvfp4 {
           steps(a.units), group(a.group) {}
     __device__ __forceinline__ Piece piece(int i, const Place& at, int count) const {
       const size_t place = static_cast<size_t>(at.tile) * steps + at.step;
-      return i ? Piece{scales + place * kScales, group * kCodes, count * kScales} : Piece{codes + place * kCodes, 0, count * kCodes};
+      if (i < kCodePieces) return code_piece(codes, place, count, i, kCodes);
+      return {scales + place * kScales, group * kCodes, count * kScales};
     }
   };
 
   uint4 codes;
   u32 scales[2];  // of rows g and g + 8
 
-  __device__ __forceinline__ Nvfp4(const LinearArgs& a, const Lane& at, const unsigned char* group, const Place&, int i)
+  __device__ __forceinline__ Nvfp4(const LinearArgs& a, const Lane& at, const unsigned char* group, int, int i)
       : codes(*reinterpret_cast<const uint4*>(group + i * kCodes + at.lane * 16)) {
     const u32 raw = *reinterpret_cast<const unsigned short*>(group + a.group * kCodes + i * kScales + at.lane * 2);
     const u32 both = multiply2(__byte_perm(raw, 0, 0x4140) << 7, kScaleUnit);

@@ -33,7 +33,7 @@ struct Nvfp4 {
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] = multiply2(out[i], scales[j >> 1]);
   }
-  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n, kBlockRows); }
+  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n, kBlockRows) * kHalfUnit; }
 };
 
 }  // namespace onecat::linear

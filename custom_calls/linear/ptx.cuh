@@ -115,6 +115,38 @@ __device__ __forceinline__ void barrier_wait(void* barrier, int parity) {
 }
 
 #if __CUDA_ARCH__ >= 900
+// ---- clusters of blocks, which see one another's shared memory
+
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The same place in the shared memory of the cluster's block `rank`.
+__device__ __forceinline__ u32 peer_address(const void* p, int rank) {
+  u32 r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared_address(p)), "r"(rank));
+  return r;
+}
+
+__device__ __forceinline__ void store_peer(u32 to, const float4& v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+__device__ __forceinline__ void arrive_peer(u32 barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait_cluster(void* barrier, int parity) {
+  u32 over;
+  do {
+    asm volatile(
+        "{\n.reg .pred over;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], %2;\nselp.u32 %0, 1, 0, over;\n}"
+        : "=r"(over)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!over);
+}
+
 // One lane: arrives, and copies `bytes` (a multiple of 16), which the barrier's phase waits for as well.
 __device__ __forceinline__ void copy_and_arrive(void* to, const void* from, int bytes, void* barrier) {
   const u32 at = shared_address(barrier);

@@ -1,0 +1,94 @@
+#include "linear/gpu_tactics.h"
+
+#include <algorithm>
+
+namespace onecat::linear {
+namespace {
+
+constexpr int64_t kManyBlocks = 256;       // from here on blocks alone fill a GPU, and long streams of few warps pay
+constexpr int kStaticShared = 1024;        // barriers, and what the device keeps
+constexpr int kInFlight = 40 << 10;        // bytes that are to be on their way to a multiprocessor
+constexpr int kLongUnits = 160;            // K from which on a cluster shares it
+constexpr int kFewTiles = 400, kSplittable = 64;
+constexpr int kInboxSlots = 8;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+int sums_bytes(int rows) {
+  return rows == 8 ? SharedMemory<8>::kSums : rows == 16 ? SharedMemory<16>::kSums : SharedMemory<32>::kSums;
+}
+
+// Blocks per cluster: the weight alone decides, for it changes the order of summation.
+int cluster_of(const Device& device, const LinearArgs& a) {
+  if (device.image < 90) return 1;
+  if (a.units > kLongUnits) return 2;
+  return a.blocks <= kFewTiles && a.units >= kSplittable ? 2 : 1;
+}
+
+struct Memory {
+  int room, rounds, passes, row_step;  // bytes; steps of a warp; bytes of activations per step of every warp and pass
+};
+
+// Activations in registers: everything else is for the ring. False when two whole tiles don't fit.
+bool hold(const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
+  a->group = kStreams * memory.rounds;
+  a->group_bytes = group_bytes(bytes, a->group, &a->group_scales);
+  a->ring = std::min(kMostGroups, memory.room / a->group_bytes);
+  a->staged = 0;
+  a->held = 1;
+  return a->ring >= 2;
+}
+
+// Activations in shared memory, as many as leave kInFlight to the ring; then the largest groups that keep it so.
+void stage(const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
+  a->held = 0;
+  int best_staged = -1;
+  bool best_flight = false;
+  for (int rounds = 1; rounds <= memory.rounds; ++rounds) {
+    int scales;
+    const int group = group_bytes(bytes, kStreams * rounds, &scales);
+    const int least = std::max(2, ceil_div(kInFlight, group));
+    if (least > kMostGroups || least * group > memory.room) continue;
+    const int staged = std::min(memory.rounds, (memory.room - least * group) / (memory.row_step * memory.passes));
+    const int ring = std::min(kMostGroups, (memory.room - staged * memory.row_step * memory.passes) / group);
+    const bool flight = (ring - 1) * group >= kInFlight;
+    if (staged < best_staged || (staged == best_staged && flight < best_flight)) continue;
+    best_staged = staged;
+    best_flight = flight;
+    a->staged = staged;
+    a->group = kStreams * rounds;
+    a->group_bytes = group;
+    a->group_scales = scales;
+    a->ring = ring;
+  }
+}
+
+}  // namespace
+
+const BlockTactic& block_tactic(int64_t m, int64_t blocks) {
+  const int rows = m <= 8 ? 0 : m <= 16 ? 1 : 2;
+  return kBlockTactics[(blocks >= kManyBlocks ? 0 : 3) + rows];
+}
+
+int group_bytes(const StepBytes& bytes, int steps, int* group_scales) {
+  *group_scales = bytes.halves ? (2 * steps + bytes.halves - 2) / bytes.halves + 1 : 0;
+  return ceil_div(steps * bytes.step + *group_scales * bytes.scales + bytes.once, 128) * 128;
+}
+
+StreamTactic stream_tactic(const Device& device, const StepBytes& bytes, LinearArgs* a) {
+  StreamTactic t;
+  t.rows = a->m <= 8 ? 8 : a->m <= 16 ? 16 : kMostRows;
+  t.cluster = cluster_of(device, *a);
+  const int sums = sums_bytes(t.rows), inbox = t.cluster > 1 ? (t.cluster - 1) * kInboxSlots * std::min(t.rows, 16) * 64 : 0;
+  Memory memory;
+  memory.room = device.shared_bytes - kStaticShared - sums - inbox;
+  memory.rounds = ceil_div(ceil_div(a->units, t.cluster), kStreams);
+  memory.passes = t.rows < kMostRows ? 1 : ceil_div(a->m, t.rows);
+  memory.row_step = kStreams * t.rows * 128;
+  if (t.rows != 8 || memory.rounds > kHeldSteps || !hold(memory, bytes, a)) stage(memory, bytes, a);
+  t.shared_bytes = static_cast<unsigned>(sums + a->staged * memory.row_step * memory.passes + a->ring * a->group_bytes);
+  t.blocks = static_cast<unsigned>(std::min(a->blocks, device.multiprocessors / t.cluster) * t.cluster);
+  return t;
+}
+
+}  // namespace onecat::linear
