@@ -11,6 +11,7 @@ from jax import Array
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.reference import dot, in_code_order, linear_reference
 from onecat_jax.custom_calls.linear.routes import (
+    FEW_ROWS,
     LAYOUT_OF_ROUTE,
     LIBRARY,
     LinearDescriptor,
@@ -80,12 +81,16 @@ def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array
     if route == PLAIN:
         return linear_reference(x, w, layer)
     if isinstance(w, Dense):
-        return (
-            _dense_library(x, w, layer, out_dtype) if route == LIBRARY else _dense_cpu(x, w, layer)
-        )
+        return _dense(route, x, w, layer, out_dtype)
     if w.layout == "cpu16":
         return _packed_cpu(x, w, layer)
     return _packed_gpu(x, w, layer, out_dtype)
+
+
+def _dense(route: str, x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
+    if route == LIBRARY or (route == FEW_ROWS and x.shape[0] > MAX_SMALL_ROWS):
+        return _dense_library(x, w, layer, out_dtype)
+    return _dense_gpu(x, w, layer, out_dtype) if route == FEW_ROWS else _dense_cpu(x, w, layer)
 
 
 def _dense_library(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
@@ -109,12 +114,27 @@ def _call(
     return call(*operands, index, mul=np.int32(layer.mul), add=np.int32(layer.add), **attributes)
 
 
+def _stack(w: Dense, layer: Layer) -> tuple[Array, Layer]:
+    """A stack [L, N, K] and the layer's place in it."""
+    if isinstance(w.weight, tuple):
+        return pick(w.weight, layer)[None], Layer(0)
+    return w.weight, layer
+
+
 def _dense_cpu(x: Array, w: Dense, layer: Layer) -> Array:
-    weight, at = w.weight, layer
-    if isinstance(weight, tuple):
-        weight, at = pick(weight, layer)[None], Layer(0)
+    weight, at = _stack(w, layer)
     target, operands = "onecat_dense_linear_cpu_v1", (x.astype(jnp.float32), weight)
     return _call(target, (x.shape[0], w.n), jnp.float32, operands, at)
+
+
+def _dense_gpu(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
+    weight, at = _stack(w, layer)
+    target, shape = "onecat_dense_linear_gpu_v1", (x.shape[0], w.n)
+    return _call(target, shape, _gpu_result(out_dtype), (x, weight), at)
+
+
+def _gpu_result(out_dtype: Any) -> Any:
+    return out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
 
 
 def _packed(w: Packed) -> tuple[tuple[Array, ...], dict[str, Any]]:
@@ -133,7 +153,7 @@ def _packed_cpu(x: Array, w: Packed, layer: Layer) -> Array:
 
 
 def _packed_gpu(x: Array, w: Packed, layer: Layer, out_dtype: Any) -> Array:
-    out = out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
+    out = _gpu_result(out_dtype)
     operands, attributes = _packed(w)
     kind, attributes = _KINDS[type(w)], {**attributes, "layout": w.layout}
     if x.shape[0] <= MAX_SMALL_ROWS:

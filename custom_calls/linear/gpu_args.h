@@ -25,12 +25,12 @@ struct LinearArgs {
   int group, group_bytes;      // steps that are copied at once, a multiple of kStreams, and the shared memory that they take,
   int group_scales;            // groups of scales that such a group may touch,
   int ring;                    // groups on their way or in use
-  int held;                    // activations stay in registers
+  int held;                    // steps of a warp whose activations of 8 rows stay in registers: all or 0
 };
 
 // The body for m16n8k16 with X activation rows at a time: sums of kRing tiles are on their way from the kStreams warps that
 // multiply to the one that adds.
-constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8, kHeldSteps = 5;
+constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8, kHeldSteps = 5, kHeldGroup = 5, kStartTogether = 3;
 template <int X>
 struct SharedMemory {
   static constexpr int kRing = X == 8 ? 3 : X == 16 ? 1 : 2;
@@ -38,7 +38,7 @@ struct SharedMemory {
   static constexpr int kStep = kStreams * X * 128;         // bytes per staged step of every warp, and pass
 };
 
-constexpr int kStepK = 64;       // k of a step of the body for m16n8k16
-constexpr int kExpandWarps = 8;  // per block of the expansion
+constexpr int kTileRows = 16, kStepK = 64;  // of the body for m16n8k16
+constexpr int kExpandWarps = 8;             // per block of the expansion
 
 }  // namespace onecat::linear

@@ -26,7 +26,7 @@ struct Body {
   bool m16n8k16;
   std::string module;
 
-  int64_t block_rows() const { return m16n8k16 ? 16 : 32; }
+  int64_t block_rows() const { return m16n8k16 ? kTileRows : 32; }
   int64_t unit_k() const { return m16n8k16 ? kStepK : kind->m8n8k4_unit_k; }
 };
 

@@ -8,6 +8,7 @@ namespace {
 constexpr int64_t kManyBlocks = 256;       // from here on blocks alone fill a GPU, and long streams of few warps pay
 constexpr int kStaticShared = 1024;        // barriers, and what the device keeps
 constexpr int kInFlight = 40 << 10;        // bytes that are to be on their way to a multiprocessor
+constexpr int kHeldInFlight = 120 << 10;   // with activations in registers
 constexpr int kLongUnits = 160;            // K from which on a cluster shares it
 constexpr int kFewTiles = 400, kSplittable = 64;
 constexpr int kInboxSlots = 8;
@@ -29,13 +30,15 @@ struct Memory {
   int room, rounds, passes, row_step;  // bytes; steps of a warp; bytes of activations per step of every warp and pass
 };
 
-// Activations in registers: everything else is for the ring. False when two whole tiles don't fit.
-bool hold(const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
-  a->group = kStreams * memory.rounds;
+// Activations of 8 rows in registers, of the next 8 in shared memory. False when two groups don't fit.
+bool hold(int rows, const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
+  if (rows > 16 || memory.rounds > kHeldSteps) return false;
+  a->group = kStreams * kHeldGroup;
   a->group_bytes = group_bytes(bytes, a->group, &a->group_scales);
-  a->ring = std::min(kMostGroups, memory.room / a->group_bytes);
-  a->staged = 0;
-  a->held = 1;
+  a->staged = rows == 16 ? memory.rounds : 0;
+  const int most = std::max(2, ceil_div(kHeldInFlight, a->group_bytes));
+  a->ring = std::min({kMostGroups, most, (memory.room - a->staged * memory.row_step / 2) / a->group_bytes});
+  a->held = memory.rounds;
   return a->ring >= 2;
 }
 
@@ -85,8 +88,9 @@ StreamTactic stream_tactic(const Device& device, const StepBytes& bytes, LinearA
   memory.rounds = ceil_div(ceil_div(a->units, t.cluster), kStreams);
   memory.passes = t.rows < kMostRows ? 1 : ceil_div(a->m, t.rows);
   memory.row_step = kStreams * t.rows * 128;
-  if (t.rows != 8 || memory.rounds > kHeldSteps || !hold(memory, bytes, a)) stage(memory, bytes, a);
-  t.shared_bytes = static_cast<unsigned>(sums + a->staged * memory.row_step * memory.passes + a->ring * a->group_bytes);
+  if (!hold(t.rows, memory, bytes, a)) stage(memory, bytes, a);
+  const int staged = a->staged * memory.row_step * memory.passes / (a->held ? 2 : 1);
+  t.shared_bytes = static_cast<unsigned>(sums + staged + a->ring * a->group_bytes);
   t.blocks = static_cast<unsigned>(std::min(a->blocks, device.multiprocessors / t.cluster) * t.cluster);
   return t;
 }

@@ -22,7 +22,6 @@
 
 namespace onecat::linear {
 
-constexpr int kTileRows = 16;
 
 struct Lane {
   int lane, g, t;
@@ -143,13 +142,14 @@ struct Activations {
     return inside(i, m, v) ? load16(in_memory(i, m, v)) : make_uint4(0, 0, 0, 0);
   }
   __device__ __forceinline__ uint4* place(int i, int m, int v) const { return shared + ((i * (X / 8) + m) * 2 + v) * 32; }
-  __device__ __forceinline__ void stage() const {
+  // Steps from `left` / kStreams on are zeros.
+  __device__ __forceinline__ void stage(int left) const {
     for (int i = 0; i < args.staged; ++i)
 #pragma unroll
       for (int m = 0; m < X / 8; ++m)
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          const bool valid = inside(i, m, v);
+          const bool valid = i * kStreams < left && inside(i, m, v);
           copy16(place(i, m, v), valid ? in_memory(i, m, v) : args.x, valid);
         }
   }
@@ -266,9 +266,12 @@ struct Ring {
 template <class D, int X, int S>
 __device__ __forceinline__ void copy_codes(const LinearArgs& a, const Work<X, S>& work, Ring<D> ring, int layer) {
   const typename D::Source source(a, max(layer, 0));
+  Ring<D> start = ring;
+  int started = 0;
   for (int i = 0; i < work.tiles * work.passes; ++i) {
     for (int first = 0; first < work.steps; first += a.group) {
       ring.await_empty();
+      if (++started == kStartTogether) start.await_full();  // what is on its way together arrives together: the first must not wait
       ring.fill(source, {work.first_tile + i / work.passes, work.first_step + first}, min(a.group, work.steps - first));
       ring.next();
     }
@@ -284,7 +287,7 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<X, S>& 
   const auto activations = [&](int pass) {
     return Activations<D, X>{a, at, work.first_step + warp, staged + pass * pass_size, pass * X};
   };
-  for (int p = 0; p < work.passes; ++p) activations(p).stage();
+  for (int p = 0; p < work.passes; ++p) activations(p).stage(work.steps - warp);
   await_copies();
   for (u32 i = 0; i < work.tiles * work.passes; ++i) {
     const Activations<D, X> x = activations(i % work.passes);
@@ -305,27 +308,38 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<X, S>& 
   }
 }
 
-// The same for up to 8 rows and kHeldSteps steps per warp, a tile's being one group: activations stay in registers.
-template <class D, int S>
-__device__ __forceinline__ void multiply_held(const LinearArgs& a, const Work<8, S>& work, const Exchange<8>& exchange, Ring<D> ring) {
+// The same for up to 16 rows and G steps per warp, kHeldGroup of them to a group: the activations of 8 rows stay in registers, those of
+// the next 8 in shared memory, [G][2][32 lanes] per warp. Nothing branches between the steps: a warp that lacks the last one
+// multiplies another step's codes by zeros.
+template <class D, int X, int S, int G>
+__device__ __forceinline__ void multiply_held(const LinearArgs& a, const Work<X, S>& work, const Exchange<X>& exchange, Ring<D> ring,
+                                              uint4* staged) {
   const Lane at;
   const int warp = threadIdx.x >> 5;
-  const Activations<D, 8> x{a, at, work.first_step + warp, nullptr, 0};
-  uint4 held[kHeldSteps][2];
+  const Activations<D, 8> x{a, at, work.first_step + warp, nullptr, 0}, next{a, at, work.first_step + warp, staged + warp * (G * 64) + at.lane, 8};
+  uint4 held[G][2];
+  if constexpr (X == 16) next.stage(work.steps - warp);
 #pragma unroll
-  for (int i = 0; i < kHeldSteps; ++i)
+  for (int i = 0; i < G; ++i)
 #pragma unroll
-    for (int v = 0; v < 2; ++v) held[i][v] = x.from_memory(i, 0, v);
+    for (int v = 0; v < 2; ++v)
+      held[i][v] = warp + i * kStreams < work.steps ? x.from_memory(i, 0, v) : make_uint4(0, 0, 0, 0);
+  await_copies();
   for (u32 tile = 0; tile < work.tiles; ++tile) {
-    Sums<8> sums;
-    clear<8>(sums);
-    ring.await_full();
+    Sums<X> sums;
+    clear<X>(sums);
 #pragma unroll
-    for (int i = 0; i < kHeldSteps; ++i)
-      if (warp + i * kStreams < work.steps)
-        multiply_step<D, 8>(D(a, at, ring.group(), work.first_step, warp + i * kStreams), [&](int, int v) { return held[i][v]; }, sums);
-    ring.leave();
-    ring.next();
+    for (int i = 0; i < G; ++i) {
+      constexpr int kGroup = kHeldGroup * kStreams;
+      const int first = i / kHeldGroup * kGroup, count = min(kGroup, work.steps - first);
+      if (i % kHeldGroup == 0) ring.await_full();
+      multiply_step<D, X>(D(a, at, ring.group(), work.first_step + first, min(warp + i % kHeldGroup * kStreams, count - 1)),
+                          [&](int m, int v) { return m ? *next.place(i, 0, v) : held[i][v]; }, sums);
+      if (i % kHeldGroup == kHeldGroup - 1 || i == G - 1) {
+        ring.leave();
+        ring.next();
+      }
+    }
     exchange.give(tile, warp, sums);
   }
 }
@@ -458,7 +472,8 @@ __device__ __forceinline__ void linear_block(const LinearArgs& a) {
   const Work<X, S> work(a);
   const Exchange<X> exchange{reinterpret_cast<float4*>(dynamic), &exchange_barriers};
   uint4* const staged = dynamic + SharedMemory<X>::kSums / 16;
-  const Ring<D> ring(a, reinterpret_cast<unsigned char*>(staged) + a.staged * work.passes * SharedMemory<X>::kStep, &ring_barriers);
+  const int staged_bytes = a.staged * work.passes * SharedMemory<X>::kStep / (a.held ? 2 : 1);
+  const Ring<D> ring(a, reinterpret_cast<unsigned char*>(staged) + staged_bytes, &ring_barriers);
   if (threadIdx.x == 0) Ring<D>::start(&ring_barriers, work.warps);
   if (threadIdx.x == 32) exchange.start(work.warps);
   if (S > 1 && threadIdx.x == 64) inbox.start();
@@ -470,8 +485,14 @@ __device__ __forceinline__ void linear_block(const LinearArgs& a) {
   } else if (warp == kStreams + 1) {
     copy_codes<D, X, S>(a, work, ring, layer);
   } else if (warp < work.warps) {
-    if constexpr (X == 8) {
-      if (a.held) return multiply_held<D, S>(a, work, exchange, ring);
+    if constexpr (X <= 16) {
+      switch (a.held) {
+        case 1: return multiply_held<D, X, S, 1>(a, work, exchange, ring, staged);
+        case 2: return multiply_held<D, X, S, 2>(a, work, exchange, ring, staged);
+        case 3: return multiply_held<D, X, S, 3>(a, work, exchange, ring, staged);
+        case 4: return multiply_held<D, X, S, 4>(a, work, exchange, ring, staged);
+        case 5: return multiply_held<D, X, S, 5>(a, work, exchange, ring, staged);
+      }
     }
     if (a.staged * kStreams >= work.steps) {
       multiply<true, D, X, S>(a, work, exchange, ring, staged);

@@ -16,6 +16,7 @@ LAYOUT_OF_ROUTE = {
     PLAIN: "rows",
 }
 LIBRARY = "library dot"
+FEW_ROWS = "sm_80 handler, library dot for many rows"
 
 WeightKind = Literal["nvfp4", "fp8", "int4", "dense"]
 KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
@@ -98,4 +99,8 @@ PACKED_ROUTES = (
     Candidate("sm_70 handler", _decline_sm70),
     Candidate("cpu handler", _decline_cpu),
 )
-DENSE_ROUTES = (Candidate("cpu handler", _decline_cpu), Candidate(LIBRARY, _decline_library))
+DENSE_ROUTES = (
+    Candidate(FEW_ROWS, _decline_sm80),
+    Candidate("cpu handler", _decline_cpu),
+    Candidate(LIBRARY, _decline_library),
+)
