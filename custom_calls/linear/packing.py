@@ -206,7 +206,9 @@ def _e4m3_m8n8k4(codes: np.ndarray) -> np.ndarray:
 
 def _e4m3_m16n8k16(codes: np.ndarray) -> np.ndarray:
     n, k = codes.shape
-    words = _e4m3_words(codes).reshape(n // 16, 2, 8, k // 64, 2, 4, 2)  # tile row8 g step half t instruction
+    words = _e4m3_words(codes).reshape(
+        n // 16, 2, 8, k // 64, 2, 4, 2
+    )  # tile row8 g step half t instruction
     return words.transpose(0, 3, 4, 2, 5, 6, 1)
 
 
@@ -225,7 +227,9 @@ def _scales_m8n8k4(scales: np.ndarray) -> np.ndarray:
 
 def _scales_m16n8k16(scales: np.ndarray) -> np.ndarray:
     n, groups = scales.shape
-    return scales.reshape(n // 16, 2, 8, groups // 4, 4).transpose(0, 3, 2, 4, 1)  # tile step g t row8
+    return scales.reshape(n // 16, 2, 8, groups // 4, 4).transpose(
+        0, 3, 2, 4, 1
+    )  # tile step g t row8
 
 
 @dataclass(frozen=True)
