@@ -30,7 +30,7 @@ struct LinearArgs {
 
 // The body for m16n8k16 with X activation rows at a time: sums of kRing tiles are on their way from the kStreams warps that
 // multiply to the one that adds.
-constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8, kHeldSteps = 5, kHeldGroup = 5, kStartTogether = 3;
+constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8, kHeldSteps = 5, kHeldGroup = 5;
 template <int X>
 struct SharedMemory {
   static constexpr int kRing = X == 8 ? 3 : X == 16 ? 1 : 2;

@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kManyBlocks = 256;       // from here on blocks alone fill a GPU, and long streams of few warps pay
 constexpr int kStaticShared = 1024;        // barriers, and what the device keeps
 constexpr int kInFlight = 40 << 10;        // bytes that are to be on their way to a multiprocessor
-constexpr int kHeldInFlight = 120 << 10;   // with activations in registers
+constexpr int kHeldInFlight = 120 << 10;   // the same with activations in registers: more delays the first group
 constexpr int kLongUnits = 160;            // K from which on a cluster shares it
 constexpr int kFewTiles = 400, kSplittable = 64;
 constexpr int kInboxSlots = 8;

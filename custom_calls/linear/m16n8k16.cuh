@@ -266,12 +266,9 @@ struct Ring {
 template <class D, int X, int S>
 __device__ __forceinline__ void copy_codes(const LinearArgs& a, const Work<X, S>& work, Ring<D> ring, int layer) {
   const typename D::Source source(a, max(layer, 0));
-  Ring<D> start = ring;
-  int started = 0;
   for (int i = 0; i < work.tiles * work.passes; ++i) {
     for (int first = 0; first < work.steps; first += a.group) {
       ring.await_empty();
-      if (++started == kStartTogether) start.await_full();  // what is on its way together arrives together: the first must not wait
       ring.fill(source, {work.first_tile + i / work.passes, work.first_step + first}, min(a.group, work.steps - first));
       ring.next();
     }

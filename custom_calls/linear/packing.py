@@ -5,8 +5,7 @@ of 64. What padding adds is zero codes under zero scales, so it decodes to zero.
 
 cpu16      tiles of 8 rows, units of 32 k.
 m8n8k4     (sm_70, weights are operand B) blocks of 32 rows, units of 1024 bytes.
-m16n8k16   (sm_80 and later, weights are operand A) tiles of 16 rows, steps of 64 k, so that a tile and a run of steps lie in one
-           piece.
+m16n8k16   (sm_80 and later, weights are operand A) tiles of 16 rows, steps of 64 k: a run of a tile's steps lies in one piece.
 
 NVFP4
 cpu16      codes [N/8, K/32, 8 rows, 16]: the low nibble of byte j is k = j, the high one k = 16 + j, so that each half is one
