@@ -88,9 +88,11 @@ def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array
 
 
 def _dense(route: str, x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
-    if route == LIBRARY or (route == FEW_ROWS and x.shape[0] > MAX_SMALL_ROWS):
+    if route not in (LIBRARY, FEW_ROWS):
+        return _dense_cpu(x, w, layer)
+    if route == LIBRARY or x.shape[0] > MAX_SMALL_ROWS or w.dtype != x.dtype:
         return _dense_library(x, w, layer, out_dtype)
-    return _dense_gpu(x, w, layer, out_dtype) if route == FEW_ROWS else _dense_cpu(x, w, layer)
+    return _dense_gpu(x, w, layer, out_dtype)
 
 
 def _dense_library(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:

@@ -61,12 +61,11 @@ def _sm70(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _text(line: dict[str, Any]) -> str:
     if "registers" in line:
-        return (
-            f"{line['name']:<28} {line['registers']:>4} registers  {line['stack_bytes']:>3} spilled  "
-            f"{line['shared_bytes']:>6} shared  {line['blocks_per_multiprocessor']:>2} blocks  loop of {line['instructions']:>5}: "
-            f"{line['products']:>4} m8n8k4, {line['loads_128']:>4} loads of 16 bytes  "
-            f"issue {line['issue_bound'] / 1e12:.2f}, tensor {line['product_bound'] / 1e12:.2f} TB/s = {line['of_memory']:.1f} x memory"
-        )
+        needs = f"{line['registers']:>4} registers  {line['stack_bytes']:>3} spilled  {line['shared_bytes']:>6} shared"
+        loop = f"{line['instructions']:>5}: {line['products']:>4} m8n8k4, {line['loads_128']:>4} loads of 16 bytes"
+        bounds = f"issue {line['issue_bound'] / 1e12:.2f}, tensor {line['product_bound'] / 1e12:.2f} TB/s"
+        blocks = f"{line['blocks_per_multiprocessor']:>2} blocks"
+        return f"{line['name']:<28} {needs}  {blocks}  loop of {loop}  {bounds} = {line['of_memory']:.1f} x memory"
     if "of_copy" in line:
         speed = f"{line['tb_per_s']:>6} TB/s  {line['of_copy']:>4.0%} of copy"
         return f"{line['name']:<44} {line['median_us']:>9} us  {speed}"
