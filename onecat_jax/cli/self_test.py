@@ -14,6 +14,7 @@ from onecat_jax.custom_calls.linear import (
     Layer,
     LinearDescriptor,
     LinearRoute,
+    WeightKind,
     build_linear,
     exact_matrix,
     linear,
@@ -59,6 +60,11 @@ def _tested(kind: str) -> Row:
 
 def _route(kind: str, tensor: HostMatrix, dtype: jnp.dtype) -> str:
     n, k = exact_matrix(tensor).shape
-    word = kind.split()[0]
-    weight = "dense" if word == "float16" else word
+    kinds: dict[str, WeightKind] = {
+        "nvfp4": "nvfp4",
+        "fp8": "fp8",
+        "int4": "int4",
+        "float16": "dense",
+    }
+    weight = kinds[kind.split()[0]]
     return LinearRoute(Policy()).plan(LinearDescriptor(weight, n, k, dtype)).name
