@@ -1,7 +1,7 @@
 """What `onecat bench kernels` and `onecat check --self-test` say on a machine without a GPU.
 
-Oracle: the sentences that users are promised, and for the self-test float64 numpy inside the command itself. The figures of a GPU
-aren't covered here.
+Oracle: the sentences that users are promised, and for the self-test float64 numpy inside the command itself. The figures of a
+GPU aren't covered here.
 """
 
 import json

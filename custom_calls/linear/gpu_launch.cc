@@ -78,7 +78,10 @@ ffi::Error launch_linear(CUstream stream, const Body& body, const char* suffix, 
   }
   Device device;
   if (ffi::Error error = describe_device(stream, body.module.c_str(), &device); error.failure()) return error;
-  const StreamTactic tactic = stream_tactic(device, bytes, &args);
+  StreamTactic tactic;
+  if (!stream_tactic(device, bytes, &args, &tactic))
+    return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
+                   " bytes of shared memory that a block can have on this GPU");
   const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
   return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), tactic.blocks, 1, 1, (kStreams + 2) * 32, tactic.shared_bytes},
                        pointers);

@@ -42,19 +42,21 @@ bool hold(int rows, const Memory& memory, const StepBytes& bytes, LinearArgs* a)
   return a->ring >= 2;
 }
 
-// Activations in shared memory, as many as leave kInFlight to the ring; then the largest groups that keep it so.
-void stage(const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
-  a->held = 0;
+// Activations in shared memory, as many as leave `in_flight` bytes to the ring; then the largest groups that keep it so. False
+// when nothing fits.
+bool stage(const Memory& memory, const StepBytes& bytes, int in_flight, LinearArgs* a) {
+  const int step = memory.row_step * memory.passes;
   int best_staged = -1;
   bool best_flight = false;
+  a->held = 0;
   for (int rounds = 1; rounds <= memory.rounds; ++rounds) {
     int scales;
     const int group = group_bytes(bytes, kStreams * rounds, &scales);
-    const int least = std::max(2, ceil_div(kInFlight, group));
+    const int least = std::max(2, ceil_div(in_flight, group));
     if (least > kMostGroups || least * group > memory.room) continue;
-    const int staged = std::min(memory.rounds, (memory.room - least * group) / (memory.row_step * memory.passes));
-    const int ring = std::min(kMostGroups, (memory.room - staged * memory.row_step * memory.passes) / group);
-    const bool flight = (ring - 1) * group >= kInFlight;
+    const int staged = std::min(memory.rounds, (memory.room - least * group) / step);
+    const int ring = std::min(kMostGroups, (memory.room - staged * step) / group);
+    const bool flight = (ring - 1) * group >= in_flight;
     if (staged < best_staged || (staged == best_staged && flight < best_flight)) continue;
     best_staged = staged;
     best_flight = flight;
@@ -64,6 +66,7 @@ void stage(const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
     a->group_scales = scales;
     a->ring = ring;
   }
+  return best_staged >= 0;
 }
 
 }  // namespace
@@ -78,8 +81,8 @@ int group_bytes(const StepBytes& bytes, int steps, int* group_scales) {
   return ceil_div(steps * bytes.step + *group_scales * bytes.scales + bytes.once, 128) * 128;
 }
 
-StreamTactic stream_tactic(const Device& device, const StepBytes& bytes, LinearArgs* a) {
-  StreamTactic t;
+bool stream_tactic(const Device& device, const StepBytes& bytes, LinearArgs* a, StreamTactic* out) {
+  StreamTactic& t = *out;
   t.rows = a->m <= 8 ? 8 : a->m <= 16 ? 16 : kMostRows;
   t.cluster = cluster_of(device, *a);
   const int sums = sums_bytes(t.rows), inbox = t.cluster > 1 ? (t.cluster - 1) * kInboxSlots * std::min(t.rows, 16) * 64 : 0;
@@ -88,11 +91,11 @@ StreamTactic stream_tactic(const Device& device, const StepBytes& bytes, LinearA
   memory.rounds = ceil_div(ceil_div(a->units, t.cluster), kStreams);
   memory.passes = t.rows < kMostRows ? 1 : ceil_div(a->m, t.rows);
   memory.row_step = kStreams * t.rows * 128;
-  if (!hold(t.rows, memory, bytes, a)) stage(memory, bytes, a);
+  if (!hold(t.rows, memory, bytes, a) && !stage(memory, bytes, kInFlight, a) && !stage(memory, bytes, 0, a)) return false;
   const int staged = a->staged * memory.row_step * memory.passes / (a->held ? 2 : 1);
   t.shared_bytes = static_cast<unsigned>(sums + staged + a->ring * a->group_bytes);
   t.blocks = static_cast<unsigned>(std::min(a->blocks, device.multiprocessors / t.cluster) * t.cluster);
-  return t;
+  return true;
 }
 
 }  // namespace onecat::linear
