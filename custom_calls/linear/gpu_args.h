@@ -28,14 +28,14 @@ struct LinearArgs {
   int held;                    // steps of a warp whose activations of 8 rows stay in registers: all or 0
 };
 
-// The body for m16n8k16 with X activation rows at a time: sums of kRing tiles are on their way from the kStreams warps that
+// The body for m16n8k16 with up to X activation rows: sums of kRing tiles are on their way from the kStreams warps that
 // multiply to the one that adds.
-constexpr int kStreams = 16, kMostRows = 32, kMostGroups = 8, kHeldSteps = 5, kHeldGroup = 5;
+constexpr int kStreams = 16, kMostRows = 16, kMostGroups = 8, kHeldSteps = 5, kHeldGroup = 5;
 template <int X>
 struct SharedMemory {
-  static constexpr int kRing = X == 8 ? 3 : X == 16 ? 1 : 2;
+  static constexpr int kRing = X == 8 ? 3 : 1;
   static constexpr int kSums = kRing * kStreams * X * 64;  // bytes
-  static constexpr int kStep = kStreams * X * 128;         // bytes per staged step of every warp, and pass
+  static constexpr int kStep = kStreams * X * 128;         // bytes per staged step of every warp
 };
 
 constexpr int kTileRows = 16, kStepK = 64;  // of the body for m16n8k16

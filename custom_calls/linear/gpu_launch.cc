@@ -1,5 +1,6 @@
 #include "linear/gpu_launch.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "ffi/message.h"
@@ -10,6 +11,28 @@ namespace {
 // Names of the kernels of a body, without suffix.
 std::string stream_kernel(int rows, int cluster) {
   return "linear_x" + std::to_string(rows) + "_s" + std::to_string(cluster);
+}
+
+// The body for m16n8k16, kMostRows rows at a time.
+ffi::Error launch_streams(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const LinearArgs& whole) {
+  Device device;
+  if (ffi::Error error = describe_device(stream, body.module.c_str(), &device); error.failure()) return error;
+  const size_t row_in = static_cast<size_t>(whole.k) * 2, row_out = static_cast<size_t>(whole.n) * (whole.out_is_f16 ? 2 : 4);
+  for (int first = 0; first < whole.m; first += kMostRows) {
+    LinearArgs args = whole;
+    args.m = std::min(kMostRows, whole.m - first);
+    args.x = static_cast<const char*>(whole.x) + first * row_in;
+    args.out = static_cast<char*>(whole.out) + first * row_out;
+    StreamTactic tactic;
+    if (!stream_tactic(device, bytes, &args, &tactic))
+      return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
+                     " bytes of shared memory that a block can have on this GPU");
+    const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
+    void* pointers[] = {&args};
+    const Launch launch{body.module.c_str(), kernel.c_str(), tactic.blocks, 1, 1, (kStreams + 2) * 32, tactic.shared_bytes};
+    if (ffi::Error error = launch_kernel(stream, launch, pointers); error.failure()) return error;
+  }
+  return ffi::Error::Success();
 }
 
 }  // namespace
@@ -68,23 +91,13 @@ ffi::Error launch_linear(CUstream stream, const Body& body, const char* suffix, 
   args.out = y.untyped_data();
   args.m = static_cast<int>(x.dimensions()[0]);
   args.out_is_f16 = y.element_type() == ffi::DataType::F16;
+  if (body.m16n8k16) return launch_streams(stream, body, suffix, bytes, args);
   void* pointers[] = {&args};
-  if (!body.m16n8k16) {
-    const BlockTactic& tactic = block_tactic(args.m, args.blocks);
-    const std::string kernel = std::string(tactic.kernel) + suffix;
-    const unsigned blocks = static_cast<unsigned>(args.blocks), threads = static_cast<unsigned>(tactic.warps * 32);
-    const unsigned tiles = static_cast<unsigned>((args.m + tactic.rows - 1) / tactic.rows);
-    return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), blocks, tiles, 1, threads, 0}, pointers);
-  }
-  Device device;
-  if (ffi::Error error = describe_device(stream, body.module.c_str(), &device); error.failure()) return error;
-  StreamTactic tactic;
-  if (!stream_tactic(device, bytes, &args, &tactic))
-    return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
-                   " bytes of shared memory that a block can have on this GPU");
-  const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
-  return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), tactic.blocks, 1, 1, (kStreams + 2) * 32, tactic.shared_bytes},
-                       pointers);
+  const BlockTactic& tactic = block_tactic(args.m, args.blocks);
+  const std::string kernel = std::string(tactic.kernel) + suffix;
+  const unsigned blocks = static_cast<unsigned>(args.blocks), threads = static_cast<unsigned>(tactic.warps * 32);
+  const unsigned tiles = static_cast<unsigned>((args.m + tactic.rows - 1) / tactic.rows);
+  return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), blocks, tiles, 1, threads, 0}, pointers);
 }
 
 ffi::Error launch_expand(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, F16& slab,
@@ -114,7 +127,7 @@ ffi::Error load_kernels(CUstream stream, const Kind& kind, std::string_view layo
   if (expands) kernels.push_back("expand");
   if (body.m16n8k16) {
     for (int cluster : {1, 2})
-      for (int rows : {8, 16, 32})
+      for (int rows : {8, kMostRows})
         if (cluster == 1 || device.image >= 90) kernels.push_back(stream_kernel(rows, cluster));
   } else {
     for (const BlockTactic& tactic : kBlockTactics) kernels.push_back(tactic.kernel);

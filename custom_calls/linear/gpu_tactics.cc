@@ -16,7 +16,7 @@ constexpr int kInboxSlots = 8;
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 int sums_bytes(int rows) {
-  return rows == 8 ? SharedMemory<8>::kSums : rows == 16 ? SharedMemory<16>::kSums : SharedMemory<32>::kSums;
+  return rows == 8 ? SharedMemory<8>::kSums : SharedMemory<16>::kSums;
 }
 
 // Blocks per cluster: the weight alone decides, for it changes the order of summation.
@@ -27,12 +27,12 @@ int cluster_of(const Device& device, const LinearArgs& a) {
 }
 
 struct Memory {
-  int room, rounds, passes, row_step;  // bytes; steps of a warp; bytes of activations per step of every warp and pass
+  int room, rounds, row_step;  // bytes; steps of a warp; bytes of activations per step of every warp
 };
 
 // Activations of 8 rows in registers, of the next 8 in shared memory. False when two groups don't fit.
 bool hold(int rows, const Memory& memory, const StepBytes& bytes, LinearArgs* a) {
-  if (rows > 16 || memory.rounds > kHeldSteps) return false;
+  if (memory.rounds > kHeldSteps) return false;
   a->group = kStreams * kHeldGroup;
   a->group_bytes = group_bytes(bytes, a->group, &a->group_scales);
   a->staged = rows == 16 ? memory.rounds : 0;
@@ -45,7 +45,7 @@ bool hold(int rows, const Memory& memory, const StepBytes& bytes, LinearArgs* a)
 // Activations in shared memory, as many as leave `in_flight` bytes to the ring; then the largest groups that keep it so. False
 // when nothing fits.
 bool stage(const Memory& memory, const StepBytes& bytes, int in_flight, LinearArgs* a) {
-  const int step = memory.row_step * memory.passes;
+  const int step = memory.row_step;
   int best_staged = -1;
   bool best_flight = false;
   a->held = 0;
@@ -83,16 +83,15 @@ int group_bytes(const StepBytes& bytes, int steps, int* group_scales) {
 
 bool stream_tactic(const Device& device, const StepBytes& bytes, LinearArgs* a, StreamTactic* out) {
   StreamTactic& t = *out;
-  t.rows = a->m <= 8 ? 8 : a->m <= 16 ? 16 : kMostRows;
+  t.rows = a->m <= 8 ? 8 : kMostRows;
   t.cluster = cluster_of(device, *a);
-  const int sums = sums_bytes(t.rows), inbox = t.cluster > 1 ? (t.cluster - 1) * kInboxSlots * std::min(t.rows, 16) * 64 : 0;
+  const int sums = sums_bytes(t.rows), inbox = t.cluster > 1 ? (t.cluster - 1) * kInboxSlots * t.rows * 64 : 0;
   Memory memory;
   memory.room = device.shared_bytes - kStaticShared - sums - inbox;
   memory.rounds = ceil_div(ceil_div(a->units, t.cluster), kStreams);
-  memory.passes = t.rows < kMostRows ? 1 : ceil_div(a->m, t.rows);
   memory.row_step = kStreams * t.rows * 128;
   if (!hold(t.rows, memory, bytes, a) && !stage(memory, bytes, kInFlight, a) && !stage(memory, bytes, 0, a)) return false;
-  const int staged = a->staged * memory.row_step * memory.passes / (a->held ? 2 : 1);
+  const int staged = a->staged * memory.row_step / (a->held ? 2 : 1);
   t.shared_bytes = static_cast<unsigned>(sums + staged + a->ring * a->group_bytes);
   t.blocks = static_cast<unsigned>(std::min(a->blocks, device.multiprocessors / t.cluster) * t.cluster);
   return true;

@@ -18,119 +18,19 @@
 //   activation_k(t, v)        where in a step the 8 consecutive k of a lane's instructions 2 v and 2 v + 1 start;
 //   row_scale(args, layer, n) * kUnit factor of row n, applied once.
 #pragma once
-#include "linear/decode.cuh"
+#include "linear/m16n8k16_stream.cuh"
 
 namespace onecat::linear {
 
-
-struct Lane {
-  int lane, g, t;
-
-  __device__ __forceinline__ Lane() : lane(threadIdx.x & 31), g(lane >> 2), t(lane & 3) {}
-};
-
-__device__ __forceinline__ float4 plus(const float4& a, const float4& b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-// Where a group of steps starts.
-struct Place {
-  int tile, step;
-};
-
-// Bytes to copy into a group, a multiple of 16, and where they go.
-struct Piece {
-  const void* from;
-  int offset, bytes;
-};
-
-// Codes of a group are copied in up to four pieces of at least 8192 bytes: one copy of all is slower, and so are many small ones.
-constexpr int kCodePieces = 4;
-__device__ __forceinline__ Piece code_piece(const unsigned char* codes, size_t place, int count, int i, int step_bytes) {
-  const int pieces = max(1, min(kCodePieces, count * step_bytes / 8192));
-  if (i >= pieces) return {codes, 0, 0};
-  const int first = count * i / pieces, last = count * (i + 1) / pieces;
-  return {codes + (place + first) * step_bytes, first * step_bytes, (last - first) * step_bytes};
-}
-
-__device__ __forceinline__ const unsigned char* layer_part(const void* stack, int layer, const LinearArgs& a, int per_tile) {
-  return static_cast<const unsigned char*>(stack) + static_cast<size_t>(layer) * a.blocks * per_tile;
-}
-
-// The tiles and steps of a block, and the passes over each tile: more rows than X take several, whose codes come from the
-// second-level cache.
-template <int X, int S>
-struct Work {
-  int rank, first_tile, tiles, passes, first_step, steps, warps;  // warps: that multiply
-
-  __device__ __forceinline__ explicit Work(const LinearArgs& a) {
-    const int cluster = blockIdx.x / S, clusters = gridDim.x / S;
-    rank = blockIdx.x % S;
-    first_tile = a.blocks * cluster / clusters;
-    tiles = a.blocks * (cluster + 1) / clusters - first_tile;
-    passes = X < kMostRows ? 1 : (a.m + X - 1) / X;
-    first_step = a.units * rank / S;
-    steps = a.units * (rank + 1) / S - first_step;
-    warps = min(kStreams, steps);
-  }
-};
-
-// Sums on their way from the streaming warps to the adding one: [ring][W][X / 8][32 lanes] in shared memory. `i` counts what a
-// warp gives: the sums of one pass over one tile.
-template <int X>
-struct Exchange {
-  static constexpr int kTiles = X / 8, kRing = SharedMemory<X>::kRing, W = kStreams;
-  struct Barriers {
-    unsigned long long full[kRing], empty[kRing];
-  };
-  float4* sums;
-  Barriers* barriers;
-
-  __device__ __forceinline__ void start(int warps) const {
-#pragma unroll
-    for (int r = 0; r < kRing; ++r) {
-      barrier_start(&barriers->full[r], warps);
-      barrier_start(&barriers->empty[r], 1);
-    }
-  }
-  __device__ __forceinline__ float4* place(int slot, int warp) const {
-    return sums + (slot * W + warp) * (kTiles * 32) + (threadIdx.x & 31);
-  }
-  __device__ __forceinline__ void give(u32 i, int warp, const float (&values)[kTiles][4]) const {
-    const int slot = i % kRing;
-    barrier_wait(&barriers->empty[slot], (i / kRing & 1) ^ 1);
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) place(slot, warp)[m * 32] = make_float4(values[m][0], values[m][1], values[m][2], values[m][3]);
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(&barriers->full[slot]);
-  }
-  __device__ __forceinline__ void await(u32 i) const { barrier_wait(&barriers->full[i % kRing], i / kRing & 1); }
-  __device__ __forceinline__ float4 take(u32 i, int warps, int m) const {
-    const float4* at = place(i % kRing, 0) + m * 32;
-    float4 sum = *at;
-#pragma unroll
-    for (int w = 1; w < W; ++w) {
-      if (w >= warps) continue;
-      const float4 v = at[w * (kTiles * 32)];
-      sum = plus(sum, v);
-    }
-    return sum;
-  }
-  __device__ __forceinline__ void done(u32 i) const {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(&barriers->empty[i % kRing]);
-  }
-};
-
-// A warp's activations of one pass: 2 x 16 bytes per lane, step and 8 rows; its i-th step is number first + i * kStreams. The
-// first args.staged of them lie in shared memory, [staged][X / 8][2][32 lanes] per warp and pass.
+// A warp's activations: 2 x 16 bytes per lane, step and 8 rows; its i-th step is number first + i * kStreams. The
+// first args.staged of them lie in shared memory, [staged][X / 8][2][32 lanes] per warp.
 template <class D, int X>
 struct Activations {
   const LinearArgs& args;
   const Lane at;
   int first;
   uint4* shared;  // the lane's place
-  int m0;         // first row of the pass
+  int m0;         // first row
 
   __device__ __forceinline__ int row(int m) const { return m0 + m * 8 + at.g; }
   __device__ __forceinline__ int k(int i, int v) const { return (first + i * kStreams) * kStepK + D::activation_k(at.t, v); }
@@ -210,84 +110,27 @@ __device__ __forceinline__ void multiply_step(const D& weights, const Fetch& fet
   }
 }
 
-// Groups of steps in shared memory: the copying warp fills a slot when all that multiply have left it.
-template <class D>
-struct Ring {
-  struct Barriers {
-    unsigned long long full[kMostGroups], empty[kMostGroups];
-  };
-  const LinearArgs& args;
-  unsigned char* memory;
-  Barriers* barriers;
-  int slot, parity;
-
-  __device__ __forceinline__ Ring(const LinearArgs& a, unsigned char* m, Barriers* b) : args(a), memory(m), barriers(b), slot(0), parity(0) {}
-  static __device__ __forceinline__ void start(Barriers* b, int streams) {
-#if __CUDA_ARCH__ >= 900
-    constexpr int kCopying = D::kCopies;
-#else
-    constexpr int kCopying = 32;
-#endif
-    for (int i = 0; i < kMostGroups; ++i) {
-      barrier_start(&b->full[i], kCopying);
-      barrier_start(&b->empty[i], streams);
-    }
-  }
-  __device__ __forceinline__ unsigned char* group() const { return memory + slot * args.group_bytes; }
-  __device__ __forceinline__ void next() {
-    if (++slot < args.ring) return;
-    slot = 0;
-    parity ^= 1;
-  }
-  __device__ __forceinline__ void await_full() const { barrier_wait(&barriers->full[slot], parity); }
-  __device__ __forceinline__ void await_empty() const { barrier_wait(&barriers->empty[slot], parity ^ 1); }
-  __device__ __forceinline__ void leave() const {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) barrier_arrive(&barriers->empty[slot]);
-  }
-  __device__ __forceinline__ void fill(const typename D::Source& source, const Place& at, int count) const {
-    const int lane = threadIdx.x & 31;
-#if __CUDA_ARCH__ >= 900
-    if (lane < D::kCopies) {
-      const Piece p = source.piece(lane, at, count);
-      copy_and_arrive(group() + p.offset, p.from, p.bytes, &barriers->full[slot]);
-    }
-#else
-    for (int i = 0; i < D::kCopies; ++i) {
-      const Piece p = source.piece(i, at, count);
-      for (int byte = lane * 16; byte < p.bytes; byte += 512)
-        copy16(group() + p.offset + byte, static_cast<const unsigned char*>(p.from) + byte, true);
-    }
-    arrive_after_copies(&barriers->full[slot]);
-#endif
-  }
-};
-
-template <class D, int X, int S>
-__device__ __forceinline__ void copy_codes(const LinearArgs& a, const Work<X, S>& work, Ring<D> ring, int layer) {
+template <class D, int S>
+__device__ __forceinline__ void copy_codes(const LinearArgs& a, const Work<S>& work, Ring<D> ring, int layer) {
   const typename D::Source source(a, max(layer, 0));
-  for (int i = 0; i < work.tiles * work.passes; ++i) {
+  for (int i = 0; i < work.tiles; ++i) {
     for (int first = 0; first < work.steps; first += a.group) {
       ring.await_empty();
-      ring.fill(source, {work.first_tile + i / work.passes, work.first_step + first}, min(a.group, work.steps - first));
+      ring.fill(source, {work.first_tile + i, work.first_step + first}, min(a.group, work.steps - first));
       ring.next();
     }
   }
 }
 
 template <bool kAllStaged, class D, int X, int S>
-__device__ __forceinline__ void multiply(const LinearArgs& a, const Work<X, S>& work, const Exchange<X>& exchange, Ring<D> ring,
+__device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& work, const Exchange<X>& exchange, Ring<D> ring,
                                          uint4* staged) {
   const Lane at;
-  const int warp = threadIdx.x >> 5, pass_size = a.staged * (X / 8 * 64);
-  staged += warp * work.passes * pass_size + at.lane;
-  const auto activations = [&](int pass) {
-    return Activations<D, X>{a, at, work.first_step + warp, staged + pass * pass_size, pass * X};
-  };
-  for (int p = 0; p < work.passes; ++p) activations(p).stage(work.steps - warp);
+  const int warp = threadIdx.x >> 5;
+  const Activations<D, X> x{a, at, work.first_step + warp, staged + warp * a.staged * (X / 8 * 64) + at.lane, 0};
+  x.stage(work.steps - warp);
   await_copies();
-  for (u32 i = 0; i < work.tiles * work.passes; ++i) {
-    const Activations<D, X> x = activations(i % work.passes);
+  for (u32 i = 0; i < work.tiles; ++i) {
     Sums<X> sums;
     clear<X>(sums);
     int done = 0;
@@ -305,11 +148,11 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<X, S>& 
   }
 }
 
-// The same for up to 16 rows and G steps per warp, kHeldGroup of them to a group: the activations of 8 rows stay in registers, those of
+// The same for G steps per warp, kHeldGroup of them to a group: the activations of 8 rows stay in registers, those of
 // the next 8 in shared memory, [G][2][32 lanes] per warp. Nothing branches between the steps: a warp that lacks the last one
 // multiplies another step's codes by zeros.
 template <class D, int X, int S, int G>
-__device__ __forceinline__ void multiply_held(const LinearArgs& a, const Work<X, S>& work, const Exchange<X>& exchange, Ring<D> ring,
+__device__ __forceinline__ void multiply_held(const LinearArgs& a, const Work<S>& work, const Exchange<X>& exchange, Ring<D> ring,
                                               uint4* staged) {
   const Lane at;
   const int warp = threadIdx.x >> 5;
@@ -358,38 +201,6 @@ __device__ __forceinline__ float unit_or_nan(int layer) {
   return layer < 0 ? __int_as_float(0x7fc00000) : D::kUnit;
 }
 
-// Sums that the adding warps of a cluster's other blocks send to that of the first.
-template <int X, int S>
-struct Inbox {
-  static constexpr int kSlots = X == 8 ? 8 : 4, kTiles = X / 8;
-  float4 sums[S > 1 ? S - 1 : 1][kSlots][kTiles][32];
-  unsigned long long full[kSlots], empty[kSlots];
-
-  __device__ __forceinline__ void start() {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      barrier_start(&full[i], S - 1);
-      barrier_start(&empty[i], 1);
-    }
-  }
-#if __CUDA_ARCH__ >= 900
-  __device__ __forceinline__ void await_empty(u32 i) { barrier_wait_cluster(&empty[i % kSlots], (i / kSlots & 1) ^ 1); }
-  __device__ __forceinline__ void await_full(u32 i) { barrier_wait_cluster(&full[i % kSlots], i / kSlots & 1); }
-  __device__ __forceinline__ void send(u32 i, int rank, int m, const float4& v) {
-    store_peer(peer_address(&sums[rank - 1][i % kSlots][m][threadIdx.x & 31], 0), v);
-  }
-  __device__ __forceinline__ void sent(u32 i) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) arrive_peer(peer_address(&full[i % kSlots], 0));
-  }
-  __device__ __forceinline__ void taken(u32 i) {
-    __syncwarp();
-    const int lane = threadIdx.x & 31;
-    if (lane > 0 && lane < S) arrive_peer(peer_address(&empty[i % kSlots], lane));
-  }
-#endif
-};
-
 template <class D, int X>
 __device__ __forceinline__ void store_sums(const LinearArgs& a, const float4& sum, const RowScales<D>& scales, float unit, int m, int n) {
   const Lane at;
@@ -402,14 +213,14 @@ __device__ __forceinline__ void store_sums(const LinearArgs& a, const float4& su
 }
 
 template <class D, int X, int S>
-__device__ __forceinline__ void add_up(const LinearArgs& a, const Work<X, S>& work, const Exchange<X>& exchange, Inbox<X, S>& inbox,
+__device__ __forceinline__ void add_up(const LinearArgs& a, const Work<S>& work, const Exchange<X>& exchange, Inbox<X, S>& inbox,
                                        int layer) {
-  const auto row = [&](int i) { return (work.first_tile + i / work.passes) * kTileRows + Lane().g; };
+  const auto row = [&](int i) { return (work.first_tile + i) * kTileRows + Lane().g; };
   const float unit = unit_or_nan<D>(layer);
   RowScales<D> ahead(a, layer, row(0));
-  for (u32 i = 0; i < work.tiles * work.passes; ++i) {
+  for (u32 i = 0; i < work.tiles; ++i) {
     const RowScales<D> scales = ahead;
-    const int n = row(i), m0 = i % work.passes * X;
+    const int n = row(i);
     ahead = RowScales<D>(a, layer, row(i + 1));
     exchange.await(i);
 #if __CUDA_ARCH__ >= 900
@@ -423,7 +234,7 @@ __device__ __forceinline__ void add_up(const LinearArgs& a, const Work<X, S>& wo
 #endif
 #pragma unroll
     for (int m = 0; m < X / 8; ++m) {
-      if (m0 + m * 8 >= a.m) break;
+      if (m * 8 >= a.m) break;
       float4 sum = exchange.take(i, work.warps, m);
 #if __CUDA_ARCH__ >= 900
       if constexpr (S > 1) {
@@ -435,7 +246,7 @@ __device__ __forceinline__ void add_up(const LinearArgs& a, const Work<X, S>& wo
         for (int r = 0; r < S - 1; ++r) sum = plus(sum, inbox.sums[r][i % inbox.kSlots][m][threadIdx.x & 31]);
       }
 #endif
-      store_sums<D, X>(a, sum, scales, unit, m0 + m * 8, n);
+      store_sums<D, X>(a, sum, scales, unit, m * 8, n);
     }
     exchange.done(i);
 #if __CUDA_ARCH__ >= 900
@@ -450,15 +261,7 @@ __device__ __forceinline__ void add_up(const LinearArgs& a, const Work<X, S>& wo
   }
 }
 
-template <int S>
-__device__ __forceinline__ void meet() {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (S > 1) return cluster_meet();
-#endif
-  __syncthreads();
-}
-
-// X activation rows at a time; kStreams warps that multiply, one that adds, one that copies.
+// Up to X activation rows; kStreams warps that multiply, one that adds, one that copies.
 template <class D, int X, int S>
 __device__ __forceinline__ void linear_block(const LinearArgs& a) {
   extern __shared__ __align__(128) uint4 dynamic[];
@@ -466,10 +269,10 @@ __device__ __forceinline__ void linear_block(const LinearArgs& a) {
   __shared__ typename Ring<D>::Barriers ring_barriers;
   __shared__ Inbox<X, S> inbox;
   const int warp = threadIdx.x >> 5, layer = warp < kStreams ? 0 : layer_of(a);
-  const Work<X, S> work(a);
+  const Work<S> work(a);
   const Exchange<X> exchange{reinterpret_cast<float4*>(dynamic), &exchange_barriers};
   uint4* const staged = dynamic + SharedMemory<X>::kSums / 16;
-  const int staged_bytes = a.staged * work.passes * SharedMemory<X>::kStep / (a.held ? 2 : 1);
+  const int staged_bytes = a.staged * SharedMemory<X>::kStep / (a.held ? 2 : 1);
   const Ring<D> ring(a, reinterpret_cast<unsigned char*>(staged) + staged_bytes, &ring_barriers);
   if (threadIdx.x == 0) Ring<D>::start(&ring_barriers, work.warps);
   if (threadIdx.x == 32) exchange.start(work.warps);
@@ -480,16 +283,14 @@ __device__ __forceinline__ void linear_block(const LinearArgs& a) {
     add_up<D, X, S>(a, work, exchange, inbox, layer);
     if (S > 1) meet<S>();  // nobody's shared memory goes while others may still reach for it
   } else if (warp == kStreams + 1) {
-    copy_codes<D, X, S>(a, work, ring, layer);
+    copy_codes<D, S>(a, work, ring, layer);
   } else if (warp < work.warps) {
-    if constexpr (X <= 16) {
-      switch (a.held) {
-        case 1: return multiply_held<D, X, S, 1>(a, work, exchange, ring, staged);
-        case 2: return multiply_held<D, X, S, 2>(a, work, exchange, ring, staged);
-        case 3: return multiply_held<D, X, S, 3>(a, work, exchange, ring, staged);
-        case 4: return multiply_held<D, X, S, 4>(a, work, exchange, ring, staged);
-        case 5: return multiply_held<D, X, S, 5>(a, work, exchange, ring, staged);
-      }
+    switch (a.held) {
+      case 1: return multiply_held<D, X, S, 1>(a, work, exchange, ring, staged);
+      case 2: return multiply_held<D, X, S, 2>(a, work, exchange, ring, staged);
+      case 3: return multiply_held<D, X, S, 3>(a, work, exchange, ring, staged);
+      case 4: return multiply_held<D, X, S, 4>(a, work, exchange, ring, staged);
+      case 5: return multiply_held<D, X, S, 5>(a, work, exchange, ring, staged);
     }
     if (a.staged * kStreams >= work.steps) {
       multiply<true, D, X, S>(a, work, exchange, ring, staged);
@@ -544,8 +345,7 @@ __device__ __forceinline__ void expand_block(const LinearArgs& a) {
   }
 #define ONECAT_LINEARS_OF(SUFFIX, DECODER, S, CLUSTER) \
   ONECAT_LINEAR(SUFFIX, DECODER, 8, S, CLUSTER) \
-  ONECAT_LINEAR(SUFFIX, DECODER, 16, S, CLUSTER) \
-  ONECAT_LINEAR(SUFFIX, DECODER, 32, S, CLUSTER)
+  ONECAT_LINEAR(SUFFIX, DECODER, 16, S, CLUSTER)
 #if __CUDA_ARCH__ >= 900
 #define ONECAT_LINEARS(SUFFIX, DECODER) \
   ONECAT_LINEARS_OF(SUFFIX, DECODER, 1, ) \
