@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="JSON Lines file of held-out documents with recorded NLLs, for tests/test_heldout.py",
     )
     parser.addoption(
+        "--prompts",
+        metavar="PATH",
+        default=None,
+        help="JSON Lines file of prompts (token_ids), for tests/test_speculation_prompts.py",
+    )
+    parser.addoption(
         "--heldout-bf16",
         metavar="FOLDER",
         default=None,

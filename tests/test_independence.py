@@ -136,7 +136,7 @@ def test_the_lengths_of_launches_change_nothing(llm, laws, examples, monkeypatch
         for case in together:
             laws.alone(case)
         with monkeypatch.context() as patch:
-            patch.setattr(llm._engine, "_steps", lambda *_: int(rng.integers(1, 7)))
+            patch.setattr(llm._engine, "_rounds", lambda *_: int(rng.integers(1, 7)))
             found = run(llm, together)
         for case, output in zip(together, found, strict=True):
             laws.equal(case, output)

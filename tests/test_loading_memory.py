@@ -217,7 +217,7 @@ def test_without_a_length_the_longest_that_fits_is_taken(
 ):
     write_checkpoint(tmp_path)
     assert plan(tmp_path, 0.5).request.max_model_len == SMALL.max_position_embeddings
-    sources = dense_sources(SMALL)
+    sources = find_sources(Checkpoint.open(tmp_path), tensor_specs(SMALL))
     request = replace(REQUEST, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=100)
     short = requirements(SMALL, sources, request).least
     monkeypatch.setattr("onecat_jax.loading.device_memory._host_available", lambda: short)

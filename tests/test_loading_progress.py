@@ -110,7 +110,7 @@ def test_a_failure_stops_what_has_not_been_started(tmp_path: Path, monkeypatch: 
         raise CheckpointError(f"{name} can't be read")
 
     monkeypatch.setattr(Checkpoint, "array", array)
-    monkeypatch.setattr("onecat_jax.models.qwen3_5.build._workers", lambda: 1)
+    monkeypatch.setattr("onecat_jax.models.sites._workers", lambda: 1)
     with pytest.raises(CheckpointError, match="can't be read"):
         load_model(checkpoint, sources, SMALL, EngineConfig(), lambda *_: None, Placement.of(1))
     assert len(read) < 10

@@ -1,17 +1,18 @@
-// Which instruction set the CPU handlers run on. Every handler gives the same bits on all of them.
+// Which instruction set the CPU handlers run on. Every handler gives the same bits on all of them, but for the linears that
+// have another contract on the matrix units of AMX (linear/cpu_amx.h).
 #pragma once
 #include <string>
 
 namespace onecat {
 
-enum class Isa { kGeneric, kAvx2, kAvx512 };
+enum class Isa { kGeneric, kAvx2, kAvx512, kAmx };
 
 const char* isa_name(Isa isa);
 
 // The best one this processor has, unless a test forced another.
 Isa cpu_isa();
 
-// "generic", "avx2", "avx512", or "" for the best one. Throws std::invalid_argument for an unknown name or one that
+// "generic", "avx2", "avx512", "amx", or "" for the best one. Throws std::invalid_argument for an unknown name or one that
 // this processor lacks.
 void force_cpu_isa(const std::string& name);
 

@@ -11,8 +11,8 @@ namespace {
 constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
 constexpr int kAttributeMultiprocessors = 16;
-constexpr int kAttributeSharedPerBlock = 97;  // with the opt-in
-constexpr int kAttributeMaxDynamicShared = 8;
+constexpr int kAttributeSharedBytes = 97;      // of a device
+constexpr int kAttributeMaxDynamicShared = 8;  // of a function
 constexpr unsigned kDefaultSharedLimit = 48 * 1024;
 constexpr int kJitErrorLogBuffer = 5;
 constexpr int kJitErrorLogSize = 6;
@@ -160,7 +160,19 @@ std::string loaded_architecture(const std::string& module) {
   return found == cache().architectures.end() ? "" : found->second;
 }
 
-xla::ffi::Error describe_device(CUstream stream, const char* module, Device* out) {
+Device device_of(CUstream stream) {
+  const CudaDriver& driver = CudaDriver::get();
+  if (!driver.error.empty()) return {};
+  ContextScope scope(driver, stream);
+  CUdevice device;
+  int multiprocessors = 0, shared_bytes = 0;
+  if (!scope.current || driver.context_device(&device)) return {};
+  driver.device_attribute(&multiprocessors, kAttributeMultiprocessors, device);
+  driver.device_attribute(&shared_bytes, kAttributeSharedBytes, device);
+  return {multiprocessors, static_cast<unsigned>(shared_bytes)};
+}
+
+xla::ffi::Error image_of(CUstream stream, const char* module, int* capability) {
   const CudaDriver& driver = CudaDriver::get();
   if (!driver.error.empty()) return failure(driver.error);
   ContextScope scope(driver, stream);
@@ -170,11 +182,9 @@ xla::ffi::Error describe_device(CUstream stream, const char* module, Device* out
   driver.context_device(&device);
   driver.device_attribute(&major, kAttributeComputeMajor, device);
   driver.device_attribute(&minor, kAttributeComputeMinor, device);
-  driver.device_attribute(&out->multiprocessors, kAttributeMultiprocessors, device);
-  driver.device_attribute(&out->shared_bytes, kAttributeSharedPerBlock, device);
   const ImageChoice choice = choose_image(module, major * 10 + minor);
   if (!choice.image) return failure(choice.reason);
-  out->image = choice.image->ptx ? 0 : choice.image->capability;
+  *capability = choice.image->ptx ? 0 : choice.image->capability;
   return xla::ffi::Error::Success();
 }
 

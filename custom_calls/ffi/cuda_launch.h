@@ -35,12 +35,15 @@ xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* ker
 // Enqueues the kernel. No allocation, no synchronisation.
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments);
 
-// What tactics depend on. `image` is the capability of the module's image on the stream's device, 0 for PTX.
+// What a launch may be shaped by; zeros without a usable driver (launching then says why).
 struct Device {
-  int multiprocessors, shared_bytes;  // the latter: most that one block can have
-  int image;
+  int multiprocessors;
+  unsigned shared_bytes;  // of one block, at most
 };
-xla::ffi::Error describe_device(CUstream stream, const char* module, Device* out);
+Device device_of(CUstream stream);
+
+// The capability of the module's image for the stream's device, 0 for PTX.
+xla::ffi::Error image_of(CUstream stream, const char* module, int* capability);
 
 // Architecture of the image that was loaded last for `module` ("" if none): what tests assert.
 std::string loaded_architecture(const std::string& module);

@@ -97,38 +97,59 @@ struct Token {
   float q_dot_k;
 };
 
-// One token over kRows rows of the state, read at `from` and written to `to` (the same place or another one). They are read
-// from memory once: the second time they come from the first-level cache, as they do for later tokens. Without kOut there
-// are no outputs, without kStore no new state.
-template <class V, bool kOut, bool kStore>
-inline void update(const float* from, float* to, int64_t dk, const Token& token, int64_t dv) {
-  constexpr int R = V::kRows;
-  V by_k[R], by_q[R];
-  for (int r = 0; r < R; ++r) by_k[r] = by_q[r] = V::all(0.0f);
+// kRows rows of the state at a time. Without kOut there are no outputs.
+template <class V>
+struct Sums {
+  V by_k[V::kRows], by_q[V::kRows];
+
+  inline void clear() {
+    for (int r = 0; r < V::kRows; ++r) by_k[r] = by_q[r] = V::all(0.0f);
+  }
+};
+
+// What a token meets in the state.
+template <class V, bool kOut>
+inline void read_rows(const float* from, int64_t dk, const Token& token, Sums<V>& sums) {
+  sums.clear();
   for (int64_t i = 0; i < dk; i += kLanes) {
     const V k = V::load(token.k + i), q = kOut ? V::load(token.q + i) : k;
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < V::kRows; ++r) {
       const V s = V::load(from + r * dk + i);
-      by_k[r] = V::fma(s, k, by_k[r]);
-      if constexpr (kOut) by_q[r] = V::fma(s, q, by_q[r]);
+      sums.by_k[r] = V::fma(s, k, sums.by_k[r]);
+      if constexpr (kOut) sums.by_q[r] = V::fma(s, q, sums.by_q[r]);
     }
   }
+}
+
+// What it gives, and what it writes along its key.
+template <class V, bool kOut>
+inline void answer(const Token& token, int64_t dv, const Sums<V>& sums, V* u) {
+  constexpr int R = V::kRows;
   float seen[R], read[R];
-  V::template fold<R>(by_k, seen);
-  if constexpr (kOut) V::template fold<R>(by_q, read);
-  V u[R];
+  V::template fold<R>(sums.by_k, seen);
+  if constexpr (kOut) V::template fold<R>(sums.by_q, read);
   for (int r = 0; r < R; ++r) {
     const float written = token.gates.beta * std::fma(-token.gates.decay, seen[r], token.v[dv + r]);
     if constexpr (kOut) token.out[dv + r] = std::fma(token.gates.decay, read[r], token.q_dot_k * written);
     u[r] = V::all(written);
   }
-  if constexpr (!kStore) return;
+}
+
+// The state behind it, from `from` to `to` (the same place or another one), and on the way what the next token meets in it.
+template <class V, bool kOut, bool kNext>
+inline void write_rows(const float* from, float* to, int64_t dk, const Token& token, const V* u, const Token* next,
+                       Sums<V>& sums) {
   const V kept = V::all(token.gates.kept), rest = V::all(token.gates.rest);
+  if constexpr (kNext) sums.clear();
   for (int64_t i = 0; i < dk; i += kLanes) {
     const V k = V::load(token.k + i);
-    for (int r = 0; r < R; ++r) {
-      const V s = V::load(from + r * dk + i);
-      V::fma(kept, s, V::fma(rest, s, V::mul(u[r], k))).store(to + r * dk + i);
+    const V next_k = kNext ? V::load(next->k + i) : k, next_q = kNext && kOut ? V::load(next->q + i) : k;
+    for (int r = 0; r < V::kRows; ++r) {
+      V s = V::load(from + r * dk + i);
+      s = V::fma(kept, s, V::fma(rest, s, V::mul(u[r], k)));
+      s.store(to + r * dk + i);
+      if constexpr (kNext) sums.by_k[r] = V::fma(s, next_k, sums.by_k[r]);
+      if constexpr (kNext && kOut) sums.by_q[r] = V::fma(s, next_q, sums.by_q[r]);
     }
   }
 }
@@ -138,15 +159,23 @@ inline void update(const float* from, float* to, int64_t dk, const Token& token,
 template <class V, bool kOut, bool kKeep>
 void recur(const float* state, float* new_state, const Shape& s, bool fresh, const Token* tokens, int64_t count) {
   alignas(64) float scratch[V::kRows * kMaxDim];
+  const int64_t dk = s.key_dim;
   for (int64_t dv = 0; dv < s.value_dim; dv += V::kRows) {
-    const float* from = state + dv * s.key_dim;
-    float* to = kKeep ? new_state + dv * s.key_dim : scratch;
+    const float* from = state + dv * dk;
+    float* to = kKeep ? new_state + dv * dk : scratch;
     if (fresh) {
-      for (int64_t i = 0; i < V::kRows * s.key_dim; i += kLanes) V::all(0.0f).store(to + i);
+      for (int64_t i = 0; i < V::kRows * dk; i += kLanes) V::all(0.0f).store(to + i);
       from = to;
     }
-    for (int64_t t = 0; t < count - 1; ++t, from = to) update<V, kOut, true>(from, to, s.key_dim, tokens[t], dv);
-    update<V, kOut, kKeep>(from, to, s.key_dim, tokens[count - 1], dv);
+    Sums<V> sums;
+    V u[V::kRows];
+    read_rows<V, kOut>(from, dk, tokens[0], sums);
+    for (int64_t t = 0; t < count - 1; ++t, from = to) {
+      answer<V, kOut>(tokens[t], dv, sums, u);
+      write_rows<V, kOut, true>(from, to, dk, tokens[t], u, &tokens[t + 1], sums);
+    }
+    answer<V, kOut>(tokens[count - 1], dv, sums, u);
+    if constexpr (kKeep) write_rows<V, kOut, false>(from, to, dk, tokens[count - 1], u, nullptr, sums);
   }
 }
 

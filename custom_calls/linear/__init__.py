@@ -1,7 +1,7 @@
 """y = x W^T for dense, NVFP4, FP8 and INT4 weights: layouts, packing, reference, handlers."""
 
 from onecat_jax.custom_calls.linear.build import build_linear
-from onecat_jax.custom_calls.linear.call import linear
+from onecat_jax.custom_calls.linear.call import linear, look_up
 from onecat_jax.custom_calls.linear.reference import exact_matrix
 from onecat_jax.custom_calls.linear.routes import (
     KINDS,
@@ -44,6 +44,7 @@ __all__ = [
     "build_linear",
     "exact_matrix",
     "linear",
+    "look_up",
     "pick",
     "plan",
 ]

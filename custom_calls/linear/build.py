@@ -39,7 +39,7 @@ def build_linear(
       layers: outer, the layers of the stack, each asked for once, in order, and let go before the next; inner, siblings that
         are concatenated along N. One kind throughout.
       route: what the weights are packed for.
-      dtype: dtype of the activations; dense weights are stored in it.
+      dtype: dtype of the activations; dense weights are stored in it, or in their own (see `dense_dtype`).
       device: where the weight goes; the default device if none is given.
 
     Raises:

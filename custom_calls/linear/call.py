@@ -167,3 +167,22 @@ def _packed_gpu(x: Array, w: Packed, layer: Layer, out_dtype: Any) -> Array:
     if out == jnp.float16:
         return jnp.einsum("mk,nk->mn", x, slab)
     return dot(x, slab)
+
+
+def look_up(table: Array, ids: Array, policy: Policy = Policy()) -> Array:
+    """Rows of a table as float32.
+
+    On CPU a handler takes bfloat16 tables: XLA would widen the whole table for a few of its rows.
+
+    Args:
+      table: [N, K] of a floating dtype.
+      ids: int32 [...], 0 <= id < N.
+      policy: "plain" keeps the handler away.
+
+    Returns: [..., K].
+    """
+    on_cpu = policy.backend != PLAIN and policy.resolved_target().platform == "cpu"
+    if table.dtype != jnp.bfloat16 or not on_cpu:
+        return table[ids].astype(jnp.float32)
+    rows = jax.ShapeDtypeStruct((*ids.shape, table.shape[1]), jnp.float32)
+    return jax.ffi.ffi_call("onecat_look_up_cpu_v1", rows, vmap_method="sequential")(table, ids)

@@ -44,12 +44,11 @@ struct Avx2 {
     return {_mm256_mul_ps(a.lo, all), _mm256_mul_ps(a.hi, all)};
   }
   static inline float f16(uint16_t bits) { return _cvtsh_ss(bits); }
-  static inline void decode(const uint8_t* codes, float scale0, float scale1, Avx2* out) {
-    const __m256i first = bytes(codes), second = bytes(codes + 8);
-    const __m256 s0 = _mm256_set1_ps(scale0), s1 = _mm256_set1_ps(scale1);
-    out[0] = {_mm256_mul_ps(look_up(first), s0), _mm256_mul_ps(look_up(second), s0)};
-    out[1] = {_mm256_mul_ps(look_up(_mm256_srli_epi32(first, 4)), s1),
-              _mm256_mul_ps(look_up(_mm256_srli_epi32(second, 4)), s1)};
+  static inline void decode(const uint8_t* codes, const float* first, const float* second, Avx2* out) {
+    const __m256i lo = bytes(codes), hi = bytes(codes + 8);
+    const __m256 low = _mm256_load_ps(first), high = _mm256_load_ps(second);
+    out[0] = {look_up(lo, low), look_up(hi, low)};
+    out[1] = {look_up(_mm256_srli_epi32(lo, 4), high), look_up(_mm256_srli_epi32(hi, 4), high)};
   }
   static inline void decode_e4m3(const uint8_t* codes, Avx2* out) {
     for (int g = 0; g < 2; ++g) out[g] = {e4m3(codes + g * kLanes), e4m3(codes + g * kLanes + 8)};
@@ -75,8 +74,8 @@ struct Avx2 {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
   // The permutation reads the low three bits of a lane, the magnitude; bit 3 is the sign.
-  static inline __m256 look_up(__m256i codes) {
-    const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_load_ps(kE2M1), codes);
+  static inline __m256 look_up(__m256i codes, __m256 magnitudes) {
+    const __m256 magnitude = _mm256_permutevar8x32_ps(magnitudes, codes);
     const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(INT32_MIN));
     return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
   }

@@ -33,14 +33,11 @@ struct Avx512 {
   static inline Avx512 fma(const Avx512& a, const Avx512& b, const Avx512& c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static inline Avx512 times(const Avx512& a, float b) { return {_mm512_mul_ps(a.v, _mm512_set1_ps(b))}; }
   static inline float f16(uint16_t bits) { return _cvtsh_ss(bits); }
-  static inline void decode(const uint8_t* codes, float scale0, float scale1, Avx512* out) {
-    const __m512 table = _mm512_load_ps(kE2M1);
+  static inline void decode(const uint8_t* codes, const float* first, const float* second, Avx512* out) {
     // The permutation reads the low four bits of each lane only.
     const __m512i lanes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-    const __m512 low = _mm512_permutexvar_ps(lanes, table);
-    const __m512 high = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4), table);
-    out[0].v = _mm512_mul_ps(low, _mm512_set1_ps(scale0));
-    out[1].v = _mm512_mul_ps(high, _mm512_set1_ps(scale1));
+    out[0].v = _mm512_permutexvar_ps(lanes, _mm512_load_ps(first));
+    out[1].v = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4), _mm512_load_ps(second));
   }
   static inline void decode_e4m3(const uint8_t* codes, Avx512* out) {
     // Shifting the sign-extended code puts its sign into bits 15 and 14.

@@ -1,8 +1,8 @@
 // The kernels of cpu_kernels.h, written once over a vector type V of 16 lanes (cpu_generic.cc, *_avx2.cc, *_avx512.cc).
 //
 // V gives: zero, load, load_f16, load_bf16, load_first(n), store, fma(a, b, c), times(a, number), f16 (one number),
-// decode (16 bytes of two E2M1 groups and two scales), decode_e4m3 (32 bytes), decode_int4 (16 bytes of two groups, zero
-// point and scale), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
+// decode (16 bytes of two E2M1 groups, what 16 codes of each stand for), decode_e4m3 (32 bytes), decode_int4 (16 bytes of two
+// groups, zero point and scale), fold<R> (R times 16 sums to R); and the block sizes that its registers allow:
 //   kDirectX        activation rows that are taken all together, with weights decoded on the way;
 //   kBlockX         activation rows taken together where there are more;
 //   direct_rows(m)  weight rows taken together with m of them when weights are decoded on the way;
@@ -33,13 +33,13 @@ struct Nvfp4Source {
   static constexpr int kDirectBlocks = 1;
   const uint8_t* codes;
   const uint8_t* scales;
-  const float* e4m3;
+  const float* products;
   int64_t groups;
 
   Nvfp4Source(const Nvfp4Weight& w, int64_t tile)
       : codes(w.codes + tile * w.units * kTileRows * kLanes),
         scales(w.scales + tile * w.units * kTileRows * 2),
-        e4m3(w.e4m3),
+        products(w.products),
         groups(w.units * 2) {}
 
   template <int R>
@@ -47,7 +47,8 @@ struct Nvfp4Source {
     ask_for(codes + (unit * kTileRows + row) * kLanes);
     for (int r = 0; r < R; ++r) {
       const int64_t at = unit * kTileRows + row + r;
-      V::decode(codes + at * kLanes, e4m3[scales[at * 2]], e4m3[scales[at * 2 + 1]], out[r]);
+      const float *first = products + scales[at * 2] * kLanes, *second = products + scales[at * 2 + 1] * kLanes;
+      V::decode(codes + at * kLanes, first, second, out[r]);
     }
   }
 };

@@ -23,7 +23,7 @@ ffi::Error Fp8(ffi::ThreadPool pool, F32 x, U8 codes, F32 scales, LayerIndex ind
   const Fp8Weight weight{codes.typed_data() + layer * physical_n * k, per_row ? scale : nullptr, per_row ? nullptr : scale,
                          units, groups, n};
   const Kernels& table = kernels(cpu_isa());
-  for_all_rows(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.fp8(weight, a, first, last); });
+  for_all_tiles(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.fp8(weight, a, first, last); });
   return ffi::Error::Success();
 }
 

@@ -52,9 +52,9 @@ struct Generic {
     return each([&](int i) { return a.v[i] * b; });
   }
   static float f16(uint16_t bits) { return f32_of_f16(bits); }
-  static void decode(const uint8_t* codes, float scale0, float scale1, Generic* out) {
-    out[0] = each([=](int i) { return kE2M1[codes[i] & 15] * scale0; });
-    out[1] = each([=](int i) { return kE2M1[codes[i] >> 4] * scale1; });
+  static void decode(const uint8_t* codes, const float* first, const float* second, Generic* out) {
+    out[0] = each([=](int i) { return first[codes[i] & 15]; });
+    out[1] = each([=](int i) { return second[codes[i] >> 4]; });
   }
   static void decode_e4m3(const uint8_t* codes, Generic* out) {
     for (int g = 0; g < 2; ++g) {

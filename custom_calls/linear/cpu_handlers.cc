@@ -1,24 +1,46 @@
 // FFI handlers of the dense and the NVFP4 linear on CPU.
 #include <array>
 
+#include "linear/cpu_amx.h"
 #include "linear/cpu_rows.h"
+#include "linear/cpu_scalar.h"
 
 namespace onecat::linear {
 namespace {
 
-const float* e4m3_table() {
-  static const std::array<float, 256> table = [] {
-    std::array<float, 256> t{};
-    for (int bits = 0; bits < 256; ++bits) {
-      const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-      float value = exponent ? (8 + mantissa) * 0x1p-10f : mantissa * 0x1p-9f;  // 2^-7 times the scaled mantissa
-      for (int i = 0; i < exponent; ++i) value *= 2.0f;
-      t[bits] = bits & 0x80 ? -value : value;
-    }
+float e4m3(int bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  float value = exponent ? (8 + mantissa) * 0x1p-10f : mantissa * 0x1p-9f;  // 2^-7 times the scaled mantissa
+  for (int i = 0; i < exponent; ++i) value *= 2.0f;
+  return bits & 0x80 ? -value : value;
+}
+
+const float* products() {
+  struct alignas(64) Row {
+    float values[16];
+  };
+  static const std::array<Row, 256> table = [] {
+    std::array<Row, 256> t{};
+    for (int bits = 0; bits < 256; ++bits)
+      for (int code = 0; code < 16; ++code) t[bits].values[code] = kE2M1[code] * e4m3(bits);
     return t;
   }();
-  return table.data();
+  return table[0].values;
 }
+
+#if defined(ONECAT_AMX)
+// Runs call(activations in parts, first block, last block) on the matrix units. Every thread makes the parts for itself: that is
+// less work than to fetch them from another one's cache.
+template <class Call>
+void on_matrix_units(ffi::ThreadPool& pool, const F32& x, F32& y, const Call& call) {
+  constexpr double kCost = 2.0;  // decoding a weight, in multiply-adds
+  for_all_rows(pool, x, y, kAmxRows, kCost, [&](const Activations& a, Pieces& pieces) {
+    const AmxRows rows(a, x.dimensions()[1]);
+    do call(rows, pieces.first(), pieces.last());
+    while (pieces.next());
+  });
+}
+#endif
 
 ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, LayerIndex index, ResultF32 y, int32_t mul,
                  int32_t add) {
@@ -37,9 +59,16 @@ ffi::Error Nvfp4(ffi::ThreadPool pool, F32 x, U8 codes, U8 scales, F32 global, L
   if (std::string text = pick_layer(index.typed_data()[0], mul, add, c[0], &layer); !text.empty()) return invalid("nvfp4 linear: ", text);
 
   const Nvfp4Weight weight{codes.typed_data() + layer * physical_n * k / 2, scales.typed_data() + layer * physical_n * k / 16,
-                           global.typed_data() + layer * physical_n, e4m3_table(), c[2], n};
-  const Kernels& table = kernels(cpu_isa());
-  for_all_rows(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.nvfp4(weight, a, first, last); });
+                           global.typed_data() + layer * physical_n, products(), c[2], n};
+  const Isa isa = cpu_isa();
+#if defined(ONECAT_AMX)
+  if (isa == Isa::kAmx) {
+    on_matrix_units(pool, x, *y, [&](const AmxRows& a, int64_t first, int64_t last) { amx_nvfp4(weight, a, first, last); });
+    return ffi::Error::Success();
+  }
+#endif
+  const Kernels& table = kernels(isa);
+  for_all_tiles(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.nvfp4(weight, a, first, last); });
   return ffi::Error::Success();
 }
 
@@ -57,8 +86,15 @@ ffi::Error Dense(ffi::ThreadPool pool, F32 x, ffi::AnyBuffer w, LayerIndex index
 
   const char* data = static_cast<const char*>(w.untyped_data()) + layer * d[1] * d[2] * bytes;
   const DenseWeight weight{data, type, d[2], d[1]};
-  const Kernels& table = kernels(cpu_isa());
-  for_all_rows(pool, x, *y, 0.0, [&](const Activations& a, int64_t first, int64_t last) { table.dense(weight, a, first, last); });
+  const Isa isa = cpu_isa();
+#if defined(ONECAT_AMX)
+  if (isa == Isa::kAmx && type == DenseType::kBF16 && d[2] % kAmxUnitK == 0) {
+    on_matrix_units(pool, x, *y, [&](const AmxRows& a, int64_t first, int64_t last) { amx_bf16(weight, a, first, last); });
+    return ffi::Error::Success();
+  }
+#endif
+  const Kernels& table = kernels(isa);
+  for_all_tiles(pool, x, *y, 0.0, [&](const Activations& a, int64_t first, int64_t last) { table.dense(weight, a, first, last); });
   return ffi::Error::Success();
 }
 

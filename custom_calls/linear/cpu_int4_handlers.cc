@@ -32,7 +32,7 @@ ffi::Error Int4(ffi::ThreadPool pool, F32 x, U8 codes, ffi::AnyBuffer scales, U8
                           static_cast<const char*>(scales.untyped_data()) + first * bytes,
                           zeros.typed_data() + first, type, units, groups, n};
   const Kernels& table = kernels(cpu_isa());
-  for_all_rows(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.int4(weight, a, first, last); });
+  for_all_tiles(pool, x, *y, 2.0, [&](const Activations& a, int64_t first, int64_t last) { table.int4(weight, a, first, last); });
   return ffi::Error::Success();
 }
 

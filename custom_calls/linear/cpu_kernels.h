@@ -1,4 +1,5 @@
-// What the CPU kernels of the linear compute. One contract for every instruction set, so that results don't depend on it:
+// What the CPU kernels of the linear compute. One contract for every vector instruction set, so that results don't depend on it;
+// cpu_amx.h has that of matrix units.
 //
 //   Output (m, n) has 16 running sums. For each group of 16 consecutive k, in ascending order,
 //     sum[i] = fma(w[n][16 g + i], x[m][16 g + i], sum[i]).
@@ -33,7 +34,7 @@ struct Nvfp4Weight {
   const uint8_t* codes;   // [tiles, units, 8, 16]
   const uint8_t* scales;  // [tiles, units, 8, 2]
   const float* global;    // [n]
-  const float* e4m3;      // [256]
+  const float* products;  // [256, 16] E4M3 times E2M1, by their bits; a row is a cache line
   int64_t units;          // K / 32
   int64_t n;
 };
@@ -80,7 +81,7 @@ extern const Kernels kAvx512Kernels;
 
 inline const Kernels& kernels(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return kAvx512Kernels;
+  if (isa >= Isa::kAvx512) return kAvx512Kernels;
   if (isa == Isa::kAvx2) return kAvx2Kernels;
 #endif
   (void)isa;

@@ -32,12 +32,14 @@ inline int rows_per_pass(int64_t k) {
   return static_cast<int>(std::min<int64_t>(kMaxRows, std::max<int64_t>(16, rows)));
 }
 
-// Runs kernel(activations, first tile, last tile) over all rows. Rows of zeros give zeros unseen.
-template <class Kernel>
-void for_all_rows(ffi::ThreadPool& pool, const F32& x, F32& y, double cost_per_row, const Kernel& kernel) {
+// Calls worker(activations, pieces) on every thread that takes part, for all rows in passes over the weights; a piece is a range
+// of blocks of so many weight rows. Rows of zeros give zeros unseen. `cost_per_row` is what a weight costs beside its products,
+// in multiply-adds.
+template <class Worker>
+void for_all_rows(ffi::ThreadPool& pool, const F32& x, F32& y, int weight_rows, double cost_per_row, const Worker& worker) {
   const IeeeFloats mode;
   const int64_t rows = x.dimensions()[0], k = x.dimensions()[1], n = y.dimensions()[1];
-  const int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  const int64_t blocks = (n + weight_rows - 1) / weight_rows;
   const int most = rows_per_pass(k);
   int64_t row = 0;
   while (row < rows) {
@@ -55,12 +57,21 @@ void for_all_rows(ffi::ThreadPool& pool, const F32& x, F32& y, double cost_per_r
     }
     if (a.count == 0) continue;
     const double work = double(n) * double(k) * (a.count + cost_per_row);
-    const int64_t grain = work < kParallelWork ? tiles : std::max<int64_t>(1, (tiles + kPieces - 1) / kPieces);
-    parallel_for(pool, tiles, grain, [&](int64_t first, int64_t last) {
+    const int64_t grain = work < kParallelWork ? blocks : std::max<int64_t>(1, (blocks + kPieces - 1) / kPieces);
+    parallel_workers(pool, blocks, grain, [&](Pieces& pieces) {
       const IeeeFloats mode;
-      kernel(a, first, last);
+      worker(a, pieces);
     });
   }
+}
+
+// The same for a vector kernel(activations, first tile, last tile).
+template <class Kernel>
+void for_all_tiles(ffi::ThreadPool& pool, const F32& x, F32& y, double cost_per_row, const Kernel& kernel) {
+  for_all_rows(pool, x, y, kTileRows, cost_per_row, [&](const Activations& a, Pieces& pieces) {
+    do kernel(a, pieces.first(), pieces.last());
+    while (pieces.next());
+  });
 }
 
 inline ffi::Error check_rows(const char* name, const F32& x, const F32& y, int64_t n, int64_t k) {

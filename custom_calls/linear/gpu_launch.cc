@@ -15,8 +15,9 @@ std::string stream_kernel(int rows, int cluster) {
 
 // The body for m16n8k16, kMostRows rows at a time.
 ffi::Error launch_streams(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const LinearArgs& whole) {
-  Device device;
-  if (ffi::Error error = describe_device(stream, body.module.c_str(), &device); error.failure()) return error;
+  const Device device = device_of(stream);
+  int image;
+  if (ffi::Error error = image_of(stream, body.module.c_str(), &image); error.failure()) return error;
   const size_t row_in = static_cast<size_t>(whole.k) * 2, row_out = static_cast<size_t>(whole.n) * (whole.out_is_f16 ? 2 : 4);
   for (int first = 0; first < whole.m; first += kMostRows) {
     LinearArgs args = whole;
@@ -24,7 +25,7 @@ ffi::Error launch_streams(CUstream stream, const Body& body, const char* suffix,
     args.x = static_cast<const char*>(whole.x) + first * row_in;
     args.out = static_cast<char*>(whole.out) + first * row_out;
     StreamTactic tactic;
-    if (!stream_tactic(device, bytes, &args, &tactic))
+    if (!stream_tactic(device, image, bytes, &args, &tactic))
       return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
                      " bytes of shared memory that a block can have on this GPU");
     const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
@@ -120,15 +121,15 @@ ffi::Error launch_expand(CUstream stream, const Body& body, const char* suffix, 
 ffi::Error load_kernels(CUstream stream, const Kind& kind, std::string_view layout,
                         std::initializer_list<const char*> suffixes, bool expands) {
   Body body;
-  Device device;
+  int image;
   if (ffi::Error error = body_of(kind, layout, &body); error.failure()) return error;
-  if (ffi::Error error = describe_device(stream, body.module.c_str(), &device); error.failure()) return error;
+  if (ffi::Error error = image_of(stream, body.module.c_str(), &image); error.failure()) return error;
   std::vector<std::string> kernels;
   if (expands) kernels.push_back("expand");
   if (body.m16n8k16) {
     for (int cluster : {1, 2})
       for (int rows : {8, kMostRows})
-        if (cluster == 1 || device.image >= 90) kernels.push_back(stream_kernel(rows, cluster));
+        if (cluster == 1 || image >= 90) kernels.push_back(stream_kernel(rows, cluster));
   } else {
     for (const BlockTactic& tactic : kBlockTactics) kernels.push_back(tactic.kernel);
   }

@@ -20,8 +20,8 @@ int sums_bytes(int rows) {
 }
 
 // Blocks per cluster: the weight alone decides, for it changes the order of summation.
-int cluster_of(const Device& device, const LinearArgs& a) {
-  if (device.image < 90) return 1;
+int cluster_of(int image, const LinearArgs& a) {
+  if (image < 90) return 1;
   if (a.units > kLongUnits) return 2;
   return a.blocks <= kFewTiles && a.units >= kSplittable ? 2 : 1;
 }
@@ -81,13 +81,13 @@ int group_bytes(const StepBytes& bytes, int steps, int* group_scales) {
   return ceil_div(steps * bytes.step + *group_scales * bytes.scales + bytes.once, 128) * 128;
 }
 
-bool stream_tactic(const Device& device, const StepBytes& bytes, LinearArgs* a, StreamTactic* out) {
+bool stream_tactic(const Device& device, int image, const StepBytes& bytes, LinearArgs* a, StreamTactic* out) {
   StreamTactic& t = *out;
   t.rows = a->m <= 8 ? 8 : kMostRows;
-  t.cluster = cluster_of(device, *a);
+  t.cluster = cluster_of(image, *a);
   const int sums = sums_bytes(t.rows), inbox = t.cluster > 1 ? (t.cluster - 1) * kInboxSlots * t.rows * 64 : 0;
   Memory memory;
-  memory.room = device.shared_bytes - kStaticShared - sums - inbox;
+  memory.room = static_cast<int>(device.shared_bytes) - kStaticShared - sums - inbox;
   memory.rounds = ceil_div(ceil_div(a->units, t.cluster), kStreams);
   memory.row_step = kStreams * t.rows * 128;
   if (!hold(t.rows, memory, bytes, a) && !stage(memory, bytes, kInFlight, a) && !stage(memory, bytes, 0, a)) return false;

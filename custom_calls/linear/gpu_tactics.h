@@ -41,7 +41,7 @@ struct StreamTactic {
 };
 
 // Fills what `args` lacks for the body. False when a block's shared memory is too small.
-bool stream_tactic(const Device& device, const StepBytes& bytes, LinearArgs* args, StreamTactic* out);
+bool stream_tactic(const Device& device, int image, const StepBytes& bytes, LinearArgs* args, StreamTactic* out);
 
 // Shared memory of `steps` steps that are copied at once; sets the groups of scales that they may touch.
 int group_bytes(const StepBytes& bytes, int steps, int* group_scales);

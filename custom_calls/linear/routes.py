@@ -1,16 +1,19 @@
 """The routes of the linear and what each of them supports."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
+import numpy as np
 
 from onecat_jax.custom_calls.dispatch import PLAIN, Candidate, Policy, Route, Target, choose
 
 K_MULTIPLE = 32  # of every packed layout
 
+HANDLER_CPU = "cpu handler"
 LAYOUT_OF_ROUTE = {
-    "cpu handler": "cpu16",
+    HANDLER_CPU: "cpu16",
     "sm_70 handler": "m8n8k4",
     "sm_80 handler": "m16n8k16",
     PLAIN: "rows",
@@ -61,6 +64,20 @@ def plan(descriptor: LinearDescriptor, policy: Policy = Policy()) -> Route:
     return choose("linear", descriptor, candidates, policy)
 
 
+def dense_dtype(stored: Iterable[Any], dtype: Any, route: str) -> np.dtype:
+    """The dtype that dense siblings of one layer are placed in: a 16-bit dtype that all of them have where the handler takes it
+    without rounding, which gives the same values for half the bytes; else the compute dtype.
+
+    Args:
+      stored: the siblings' dtypes.
+      dtype: of the activations.
+      route: the name of a dense route.
+    """
+    found = {np.dtype(each) for each in stored}
+    exact = route == HANDLER_CPU and np.dtype(dtype) == np.float32 and len(found) == 1
+    return found.pop() if exact and next(iter(found)).itemsize == 2 else np.dtype(dtype)
+
+
 def _decline_cpu(d: LinearDescriptor, target: Target) -> str | None:
     if target.platform != "cpu":
         return f"it runs on CPU, the target is {target}"
@@ -104,10 +121,10 @@ def _decline_k(d: LinearDescriptor) -> str | None:
 PACKED_ROUTES = (
     Candidate("sm_80 handler", _decline_sm80),
     Candidate("sm_70 handler", _decline_sm70),
-    Candidate("cpu handler", _decline_cpu),
+    Candidate(HANDLER_CPU, _decline_cpu),
 )
 DENSE_ROUTES = (
     Candidate(FEW_ROWS, _decline_few_rows),
-    Candidate("cpu handler", _decline_cpu),
+    Candidate(HANDLER_CPU, _decline_cpu),
     Candidate(LIBRARY, _decline_library),
 )

@@ -24,6 +24,7 @@ from onecat_jax.custom_calls.linear.routes import (
     LinearDescriptor,
     LinearRoute,
     WeightKind,
+    dense_dtype,
 )
 from onecat_jax.custom_calls.linear.weights import (
     BLOCK,
@@ -54,8 +55,8 @@ class Stack(abc.ABC):
     ):
         self.layers, self.n, self.k = layers, n, k
         self.route, self.dtype, self.device = route, np.dtype(dtype), device
-        chosen = route.plan(LinearDescriptor(self.kind, n, k, self.dtype))
-        self.layout = LAYOUT_OF_ROUTE.get(chosen.name, "rows")
+        self.chosen = route.plan(LinearDescriptor(self.kind, n, k, self.dtype)).name
+        self.layout = LAYOUT_OF_ROUTE.get(self.chosen, "rows")
 
     @abc.abstractmethod
     def write(self, at: int, row: Sequence[Any]) -> None:
@@ -104,20 +105,27 @@ class DenseStack(Stack):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.separate: list[Array] = []
-        self.host = None if self.route.separate else self._new(self.layers)
-
-    def _new(self, *layers: int) -> np.ndarray:
-        return _empty((*layers, self.n, self.k), self.dtype)
+        self.host: np.ndarray | None = None  # [L, N, K]
 
     def write(self, at: int, row: Sequence[DenseTensor]) -> None:
-        matrix = self._new() if self.host is None else self.host[at]
+        dtype = dense_dtype([tensor.weight.dtype for tensor in row], self.dtype, self.chosen)
+        matrix = _empty((self.n, self.k), dtype) if self.route.separate else self._room(at, dtype)
         first = 0
         for tensor in row:
             rows = tensor.weight.shape[0]
             _cast_into(matrix[first : first + rows], tensor.weight)
             first += rows
-        if self.host is None:
+        if self.route.separate:
             self.separate.append(self.place(matrix))
+
+    def _room(self, at: int, dtype: np.dtype) -> np.ndarray:
+        """Where layer `at` is written. Layers of several dtypes are all kept in the compute dtype."""
+        if self.host is None:
+            self.host = _empty((self.layers, self.n, self.k), dtype)
+        elif self.host.dtype not in (dtype, self.dtype):
+            narrow, self.host = self.host, _empty(self.host.shape, self.dtype)
+            _cast_into(self.host[:at], narrow[:at])
+        return self.host[at]
 
     def placed(self) -> Dense:
         return Dense(tuple(self.separate) if self.host is None else self.place(self.host))

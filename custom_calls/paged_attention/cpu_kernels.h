@@ -54,7 +54,7 @@ extern const Kernel kAvx512Kernel;
 
 inline Kernel kernel(Isa isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return kAvx512Kernel;
+  if (isa >= Isa::kAvx512) return kAvx512Kernel;
   if (isa == Isa::kAvx2) return kAvx2Kernel;
 #endif
   (void)isa;

@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jax import Array, lax
 
-from onecat_jax.custom_calls.linear import Dense, Layer, linear, pick
+from onecat_jax.custom_calls.linear import Dense, Layer, linear, look_up, pick
 from onecat_jax.custom_calls.paged_attention import AttentionRows
 from onecat_jax.custom_calls.rows import LiveRows
 from onecat_jax.models.dflash.attention import attention, context_heads, write_layers
@@ -48,6 +48,9 @@ def write_context(
         at = skipped[None, :, None, None] + jnp.arange(held)[:, None]
         taps = jnp.take_along_axis(taps, jnp.minimum(at, taps.shape[2] - 1), axis=2)
         start, count = start + skipped, count - skipped
+    # Of rows that were rejected nothing is kept, and the linears pass over rows of zeros.
+    real = jnp.arange(taps.shape[2]) < count[:, None]
+    taps = jnp.where(real[..., None], taps, 0.0)
     rows, rotary = _places(window, start, count, slots, taps.shape[2], options)
     k, v = context_heads(params, taps, rotary, options)
     return replace(window, kv=write_layers(window.kv, k, v, rows, options))
@@ -149,5 +152,5 @@ def _own_rows(codebook: Dense, ids: Array, options: DraftOptions) -> Array:
     table = pick(codebook.weight, Layer(0))
     local = ids - options.shards.rank() * table.shape[0]
     mine = (local >= 0) & (local < table.shape[0])
-    rows = table[jnp.clip(local, 0, table.shape[0] - 1)].astype(jnp.float32)
+    rows = look_up(table, jnp.clip(local, 0, table.shape[0] - 1), options.policy)
     return jnp.where(mine[..., None], rows, 0.0)

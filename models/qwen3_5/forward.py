@@ -14,8 +14,9 @@ import numpy as np
 from jax import Array, lax
 
 from onecat_jax.custom_calls import gdn
+from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.gdn import GDNRows, KeptRows
-from onecat_jax.custom_calls.linear import Dense, Layer, linear, pick
+from onecat_jax.custom_calls.linear import Dense, Layer, linear, look_up, pick
 from onecat_jax.custom_calls.paged_attention import AttentionRows
 from onecat_jax.custom_calls.rows import LiveRows, put_row
 from onecat_jax.models.qwen3_5.attention import attention
@@ -82,7 +83,13 @@ class _Stream:
     kept: KeptRows | None
 
 
-def embed(weight: Dense, tokens: Array, real: Array, shards: Shards = WHOLE) -> Array:
+def embed(
+    weight: Dense,
+    tokens: Array,
+    real: Array,
+    shards: Shards = WHOLE,
+    policy: Policy = Policy(),
+) -> Array:
     """Rows of the embedding as float32 [B, T, E]; padding rows are zero and stay zero through every layer.
 
     Each rank looks up the ids of its slice of the vocabulary; the sum over ranks adds zeros to one row.
@@ -90,8 +97,8 @@ def embed(weight: Dense, tokens: Array, real: Array, shards: Shards = WHOLE) -> 
     table = pick(weight.weight, Layer(0))
     ids = tokens - shards.rank() * table.shape[0]
     mine = real & (ids >= 0) & (ids < table.shape[0])
-    rows = table[jnp.clip(ids, 0, table.shape[0] - 1)]
-    return shards.sum(jnp.where(mine[..., None], rows.astype(jnp.float32), 0.0))
+    rows = look_up(table, jnp.clip(ids, 0, table.shape[0] - 1), policy)
+    return shards.sum(jnp.where(mine[..., None], rows, 0.0))
 
 
 def _mix(
@@ -226,7 +233,7 @@ def forward_with(
     rotary = rotary_angles(batch.start[:, None] + offset, config.rotary_dim, config.rope_theta)
     rows = AttentionRows(batch.table, batch.start, batch.count, LiveRows.of(batch.count))
     ctx = _Context(options, batch, rows, rotary, capture)
-    x = embed(params.embed, batch.tokens, real, options.shards)
+    x = embed(params.embed, batch.tokens, real, options.shards, options.policy)
     stream = _Stream(x, state, _no_taps(x, capture), _nothing_kept(state, batch, capture))
     for segment in params.segments:
         stream = _segment(ctx, segment, stream)

@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-import jax.numpy as jnp
-
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.packing import K_MULTIPLES, packed_shape, physical_rows
 from onecat_jax.custom_calls.linear.routes import (
+    DENSE_ROUTES,
     LAYOUT_OF_ROUTE,
     PACKED_ROUTES,
     LinearDescriptor,
+    WeightKind,
+    dense_dtype,
 )
 from onecat_jax.custom_calls.linear.weights import BLOCK, GROUP
 from onecat_jax.loading.dtypes import DTYPES
-from onecat_jax.loading.formats import Format, FP8Source, INT4Source, Source
+from onecat_jax.loading.formats import DenseSource, Format, FP8Source, INT4Source, Source
 from onecat_jax.models.slices import local_shape
 
 EMBEDDING, GDN, ATTENTION, MLP = "embedding and head", "GDN linears", "attention linears", "MLP"
@@ -48,7 +49,7 @@ class DeviceSizes:
     """Bytes on each of several devices.
 
     Attributes:
-      dtype: compute dtype, in which dense matrices are stored.
+      dtype: compute dtype.
       ranks: devices that share the model.
       policy: which layouts quantised weights are packed for.
     """
@@ -70,14 +71,20 @@ class DeviceSizes:
                 total = self._quantised(members)
                 sizes |= _shared(names, [s.spec.shape[0] for s in members], total)
                 continue
+            itemsize = self._itemsize(members)
             for name, source in zip(names, members, strict=True):
-                sizes[name] = self._dense(source)
+                sizes[name] = self._dense(source, itemsize)
         return sizes
 
-    def _dense(self, source: Source) -> int:
+    def _itemsize(self, members: Sequence[Source]) -> int:
+        """Of dense matrices that are placed side by side; what is decoded for it comes in the compute dtype."""
+        stored = [DTYPES[s.dtype] if isinstance(s, DenseSource) else self.dtype for s in members]
+        route = self._route("dense", 1, 1)  # any shape will do
+        return dense_dtype(stored, self.dtype, route).itemsize
+
+    def _dense(self, source: Source, itemsize: int) -> int:
         """Small tensors are kept in float32, whole numbers in 32 bits."""
-        small = source.spec.kind in ("vector", "index")
-        itemsize = 4 if small else jnp.dtype(self.dtype).itemsize
+        itemsize = 4 if source.spec.kind in ("vector", "index") else itemsize
         return itemsize * prod(local_shape(source.spec, self.ranks))
 
     def _quantised(self, site: Sequence[Source]) -> int:
@@ -97,13 +104,18 @@ class DeviceSizes:
         return codes + _bytes("nvfp4 scales", n, k // GROUP, layout) + 4 * rows
 
     def _layout(self, form: Format, n: int, k: int) -> str:
-        """The layout that `LinearRoute.plan` will choose; asked without a trace in the report of routes."""
-        if form == "dense" or self.policy.backend == PLAIN:
-            return "rows"
+        """The layout that packed weights will have."""
+        return "rows" if form == "dense" else LAYOUT_OF_ROUTE[self._route(form, n, k)]
+
+    def _route(self, form: WeightKind, n: int, k: int) -> str:
+        """What `LinearRoute.plan` will choose; asked without a trace in the report of routes."""
+        if self.policy.backend == PLAIN:
+            return PLAIN
         target = self.policy.resolved_target()
         descriptor = LinearDescriptor(form, n, k, self.dtype)
-        fitting = (c.name for c in PACKED_ROUTES if c.decline(descriptor, target) is None)
-        return LAYOUT_OF_ROUTE[next(fitting, PLAIN)]
+        candidates = DENSE_ROUTES if form == "dense" else PACKED_ROUTES
+        fitting = (c.name for c in candidates if c.decline(descriptor, target) is None)
+        return next(fitting, PLAIN)
 
 
 def _sites(sources: Mapping[str, Source]) -> dict[str, list[str]]:

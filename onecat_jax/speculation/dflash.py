@@ -94,7 +94,7 @@ class DFlashDrafter:
         masks = jnp.full((token.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
         tokens = jnp.concatenate([token[:, None], masks], axis=1)
         real = jnp.broadcast_to(live[:, None], tokens.shape)
-        x = embed(params.target.embed, tokens, real, self.options.shards)
+        x = embed(params.target.embed, tokens, real, self.options.shards, self.options.policy)
         if draft.mask_embedding is not None:
             x = x.at[:, 1:].set(jnp.where(live[:, None, None], draft.mask_embedding, 0.0))
         return x * config.input_embedding_scale

@@ -104,7 +104,7 @@ class MTPDrafter:
         rotary = rotary_angles(start[:, None] + offset, config.rotary_dim, config.rope_theta)
         out, kv = mtp_rows(
             head,
-            embed(params.target.embed, next_tokens, real, options.shards),
+            embed(params.target.embed, next_tokens, real, options.shards, options.policy),
             jnp.where(real[..., None], hidden, 0.0),
             state.kv,
             AttentionRows(table, start, count, LiveRows.of(count)),

@@ -119,12 +119,8 @@ def plan_draft(
         return DraftPlan(shape=hidden, width=speculation.drafts() + 1)
     config, local = draft.config, draft.config.local(engine.tensor_parallel_size)
     kv_dtype = compute if speculation.kv_cache_dtype == "auto" else speculation.kv_cache_dtype
-    sizes = DeviceSizes(
-        compute, engine.tensor_parallel_size, Policy(engine.backend, engine.strict)
-    ).of(draft.sources)
-    copied = [n for n in sizes if n.removesuffix(".weight").endswith(("k_proj", "v_proj"))]
     return DraftPlan(
-        weights=sum(sizes.values()) + sum(sizes[name] for name in copied),
+        weights=_draft_bytes(draft, compute, engine),
         shape=DraftShape(
             layers=config.num_hidden_layers,
             page_size=slab,
@@ -138,6 +134,14 @@ def plan_draft(
         taps=len(config.target_layer_ids),
         width=_widest(speculation, config),
     )
+
+
+def _draft_bytes(draft: DraftModel, compute: str, engine: EngineConfig) -> int:
+    """Bytes of a draft's weights on each device. Keys' and values' projections are placed twice."""
+    policy = Policy(engine.backend, engine.strict)
+    sizes = DeviceSizes(compute, engine.tensor_parallel_size, policy).of(draft.sources)
+    copied = [n for n in sizes if n.removesuffix(".weight").endswith(("k_proj", "v_proj"))]
+    return sum(sizes.values()) + sum(sizes[name] for name in copied)
 
 
 def _widest(speculation: SpeculativeConfig, config: DFlashConfig) -> int:

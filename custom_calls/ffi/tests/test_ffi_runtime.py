@@ -70,6 +70,6 @@ def test_a_machine_without_a_driver_says_so():
 
 def test_an_unknown_instruction_set_is_refused():
     with pytest.raises(
-        ValueError, match="instruction set is 'sse', must be generic, avx2 or avx512"
+        ValueError, match="instruction set is 'sse', must be generic, avx2, avx512 or amx"
     ):
         _ext.force_cpu_isa("sse")

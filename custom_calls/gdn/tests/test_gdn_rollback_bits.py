@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 SMALL = Geometry(slots=20)
 TINY = Geometry(4, 8, 128, 128, slots=20)
 WINDOWS = ("float32", "float16", "bfloat16")
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "amx")
 
 
 def same(a, b) -> bool:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 SMALL = Geometry(slots=10)
 TINY = Geometry(4, 8, 128, 128, layers=2, slots=10)
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "amx")
 
 
 def of_row(x: Batch, found, b: int):

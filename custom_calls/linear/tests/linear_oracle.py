@@ -28,8 +28,8 @@ def random_nvfp4(
     return NVFP4Tensor(codes, scales, np.float32(global_scale))
 
 
-def random_dense(rng: np.random.Generator, n: int, k: int) -> DenseTensor:
-    return DenseTensor(rng.standard_normal((n, k)).astype(np.float32))
+def random_dense(rng: np.random.Generator, n: int, k: int, dtype: Any = np.float32) -> DenseTensor:
+    return DenseTensor(rng.standard_normal((n, k)).astype(dtype))
 
 
 def random_fp8(rng: np.random.Generator, n: int, k: int, scales: str = "row") -> FP8Tensor:
@@ -79,6 +79,8 @@ def random_int4(
 Maker = Callable[[np.random.Generator, int, int], HostMatrix]
 MAKERS: dict[str, Maker] = {
     "dense": random_dense,
+    "float16": lambda rng, n, k: random_dense(rng, n, k, np.float16),
+    "bfloat16": lambda rng, n, k: random_dense(rng, n, k, ml_dtypes.bfloat16),
     "nvfp4": random_nvfp4,
     "fp8 tensor": lambda rng, n, k: random_fp8(rng, n, k, "tensor"),
     "fp8 row": lambda rng, n, k: random_fp8(rng, n, k, "row"),

@@ -11,18 +11,19 @@ import sys
 import jax
 import jax.numpy as jnp
 import linear_oracle as oracle
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
 
 from onecat_jax import _ext
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.linear import Layer, LinearRoute, build_linear, linear
+from onecat_jax.custom_calls.linear import DenseTensor, Layer, LinearRoute, build_linear, linear
 
 ON_GPU = jax.default_backend() == "gpu"
 DTYPE = jnp.float16 if ON_GPU else jnp.float32
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 33, 64) + (() if ON_GPU else (65, 130))
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "amx")
 
 cpu_only = pytest.mark.skipif(ON_GPU, reason="about the CPU handlers")
 
@@ -46,6 +47,12 @@ def available_isas() -> list[str]:
     return list(ISAS[: ISAS.index(best) + 1])
 
 
+def orders_of_addition() -> list[str]:
+    """Instruction sets that add in different orders: all vectors do it alike, matrix units in their own way."""
+    best = _ext.cpu_isa()
+    return ["avx512", "amx"] if best == "amx" else [best]
+
+
 @pytest.fixture
 def force_isa():
     yield _ext.force_cpu_isa
@@ -62,9 +69,12 @@ def force_isa():
         ("int4 32", 100, 288),
         ("int4 128 ordered", 33, 1280),
         pytest.param("dense", 45, 1043, marks=cpu_only),
+        pytest.param("bfloat16", 45, 1056, marks=cpu_only),
     ],
 )
-def test_a_row_has_the_same_bits_whatever_stands_beside_it(kind, n, k):
+@pytest.mark.parametrize("isa", orders_of_addition())
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(kind, n, k, isa, force_isa):
+    force_isa(isa)
     weight = built(kind, n, k)
     x = some_rows(130, weight.k)
     alone = np.concatenate([run(x[i : i + 1], weight) for i in range(8)])
@@ -84,20 +94,16 @@ def test_the_same_call_gives_the_same_bits_a_hundred_times(kind):
 
 @cpu_only
 @pytest.mark.parametrize(
-    "kind",
-    [kind for kind in oracle.MAKERS if kind != "dense"] + ["float32", "float16", "bfloat16"],
+    ("kind", "k"), [(kind, 1152) for kind in oracle.MAKERS] + [("bfloat16", 1043)]
 )
-def test_every_instruction_set_gives_the_same_bits(kind, force_isa):
-    if kind in oracle.MAKERS:
-        weight = built(kind, 100, 1152)
-    else:
-        rng = np.random.default_rng(3)
-        weight = build_linear(
-            [[oracle.random_dense(rng, 30, 1043)]], route=LinearRoute(), dtype=kind
-        )
+def test_every_instruction_set_gives_the_same_bits(kind, k, force_isa):
+    """But matrix units, where they are used: test_linear_matrix_units.py."""
+    weight = built(kind, 100, k)
     x = some_rows(20, weight.k)
     results = {}
     for isa in available_isas():
+        if isa == "amx" and (kind, k) in (("nvfp4", 1152), ("bfloat16", 1152)):
+            continue
         force_isa(isa)
         results[isa] = [run(x[:m], weight) for m in (1, 2, 5, 8, 9, 20)]
     for isa, found in results.items():
@@ -177,3 +183,37 @@ def test_an_unrolled_program_and_vmap_keep_the_bits():
     jitted, mapped = jax.jit(both)(x), jax.vmap(both)(x)
     for i in range(2):
         assert np.array_equal(np.asarray(jitted[i]), np.asarray(mapped[i]))
+
+
+@cpu_only
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("stored", [ml_dtypes.bfloat16, np.float16])
+def test_weights_kept_in_16_bits_give_the_bits_of_float32_ones(stored, separate):
+    rng = np.random.default_rng(13)
+    narrow = [rng.standard_normal((24, 50)).astype(stored) for _ in range(2)]
+    route = LinearRoute(separate=separate)
+    kept = build_linear([[DenseTensor(w)] for w in narrow], route=route, dtype=DTYPE)
+    layers = [[DenseTensor(w.astype(np.float32))] for w in narrow]
+    wide = build_linear(layers, route=route, dtype=DTYPE)
+    assert wide.dtype == np.float32
+    assert kept.dtype == stored
+    for rows in (1, 8, 17):
+        x = some_rows(rows, 50)
+        for at in range(2):
+            assert np.array_equal(run(x, wide, at), run(x, kept, at))
+
+
+@cpu_only
+@pytest.mark.parametrize("layers", [[0, 1], [1, 0], [1, 2, 1]])
+def test_weights_of_several_dtypes_are_placed_in_float32(layers):
+    rng = np.random.default_rng(14)
+    dtypes = (np.float32, ml_dtypes.bfloat16, np.float16)
+    stored = [rng.standard_normal((8, 32)).astype(dtypes[i]) for i in layers]
+    stack = build_linear([[DenseTensor(w)] for w in stored], route=LinearRoute(), dtype=DTYPE)
+    assert stack.dtype == np.float32
+    assert np.array_equal(stack.weight, np.stack([w.astype(np.float32) for w in stored]))
+    siblings = build_linear([[DenseTensor(w) for w in stored]], route=LinearRoute(), dtype=DTYPE)
+    assert siblings.dtype == np.float32
+    assert np.array_equal(
+        siblings.weight[0], np.concatenate([w.astype(np.float32) for w in stored])
+    )

@@ -124,6 +124,25 @@ def random_batch(
     )
 
 
+def check_rows(
+    x: Batch,
+    found: np.ndarray,
+    window: int | None = None,
+    causal: bool = True,
+    bound: float = 1e-3,
+) -> None:
+    """Each row's error is at most `bound` of its norm, for a body that takes keys and values, and weights, as float16."""
+    for b, count in enumerate(x.count):
+        assert not found[b, count:].any()
+        if count == 0:
+            continue
+        k, v = (a[b].astype(np.float16) for a in (x.keys, x.values))
+        scale = x.q.shape[-1] ** -0.5
+        want = attention(x.q[b, :count], k, v, int(x.start[b]), scale, window, causal)
+        error = np.linalg.norm(found[b, :count] - want, axis=-1)
+        assert (error <= bound * np.linalg.norm(want, axis=-1)).all(), (b, error.max())
+
+
 def repaged(x: Batch, page: int) -> Batch:
     """The same sequences in pages of another size, in ascending order behind each other."""
     per_row = [-(-len(k) // page) for k in x.keys]

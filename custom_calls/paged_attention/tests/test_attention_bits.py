@@ -16,7 +16,7 @@ from onecat_jax import _ext
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="about the handler that runs on CPU"
 )
-ISAS = ("generic", "avx2", "avx512")
+ISAS = ("generic", "avx2", "avx512", "amx")
 
 
 def test_a_row_has_the_same_bits_whatever_stands_beside_it():

@@ -15,6 +15,7 @@ on_cpu = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="about the handlers that run on CPU"
 )
 CPU = Target("cpu")
+HEADS = "norm, rotary embedding and key/value write"
 
 
 def bad(name: str):
@@ -90,9 +91,28 @@ def test_bad_shapes_are_refused():
     ("target", "change", "route", "reason"),
     [
         (CPU, {}, "cpu handler", ""),
-        (Target("gpu", 70), {}, "plain", "it runs on CPU, the target is a GPU"),
+        (Target("gpu", 70), {}, "sm_70 handler", "it needs compute capability 8.0 or later"),
+        (Target("gpu", 90), {}, "sm_80 handler", ""),
+        (Target("gpu", 75), {}, "plain", "it needs compute capability 7.0 to 7.2"),
+        (Target("gpu", 89), {}, "plain", "it needs 130 KB of shared memory per block"),
+        (Target("gpu", 90), {"dim": 64}, "plain", "the head dim must be 128 or 256, it is 64"),
+        (Target("gpu", 90), {"page": 24}, "plain", "multiples of 16 tokens, they have 24"),
+        (
+            Target("gpu", 90),
+            {"heads": 52},
+            "plain",
+            "up to 12 query heads per kv head, there are 13",
+        ),
+        (Target("gpu", 90), {"dtype": "float32"}, "plain", "new rows must be float16"),
+        (Target("gpu", 90), {"cache": "bfloat16"}, "plain", "the cache must be one of float32"),
         (CPU, {"rows": 512}, "cpu handler", ""),
-        (Target("gpu", 70), {"rows": 17}, "library tiles", "it runs on CPU, the target is a GPU"),
+        (Target("gpu", 70), {"rows": 17}, "sm_70 handler", "capability 8.0 or later"),
+        (
+            Target("gpu", 90),
+            {"rows": 17, "cache": "float32"},
+            "library tiles",
+            "the cache must be one of float16, float8",
+        ),
         (CPU, {"dim": 72}, "plain", "must be a multiple of 16 up to 256, it is 72"),
         (
             CPU,
@@ -105,15 +125,51 @@ def test_bad_shapes_are_refused():
     ],
 )
 def test_the_route_says_why_faster_ones_declined(target, change, route, reason):
-    descriptor = replace(AttentionDescriptor(4, 8, 4, 256, "float16", "float8_e4m3fn"), **change)
+    descriptor = replace(
+        AttentionDescriptor(4, 8, 4, 256, 16, "float16", "float8_e4m3fn"), **change
+    )
     found = plan("attention", descriptor, Policy(target=target))
+    assert found.name == route
+    assert reason in found.explain()
+
+
+@pytest.mark.parametrize(
+    ("operator", "target", "change", "route", "reason"),
+    [
+        ("key/value write", Target("gpu", 70), {}, "gpu handler", ""),
+        ("key/value write", Target("gpu", 60), {}, "plain", "compute capability 7.0 or later"),
+        (
+            "key/value write",
+            Target("gpu", 90),
+            {"kv_heads": 1, "dim": 4},
+            "plain",
+            "a multiple of 8",
+        ),
+        ("key/value write", CPU, {}, "cpu handler", "compute capability 7.0 or later"),
+        (HEADS, Target("gpu", 70), {}, "gpu handler", ""),
+        (
+            HEADS,
+            Target("gpu", 90),
+            {"dim": 64},
+            "plain",
+            "the head dim must be 128 or 256, it is 64",
+        ),
+        (HEADS, Target("gpu", 90), {"dtype": "bfloat16"}, "plain", "rows must be float16"),
+        (HEADS, CPU, {}, "plain", "compute capability 7.0 or later"),
+    ],
+)
+def test_writing_says_why_faster_routes_declined(operator, target, change, route, reason):
+    descriptor = replace(
+        AttentionDescriptor(4, 8, 4, 256, 16, "float16", "float8_e4m3fn"), **change
+    )
+    found = plan(operator, descriptor, Policy(target=target))
     assert found.name == route
     assert reason in found.explain()
 
 
 def test_strict_refuses_short_rows_without_a_handler_but_not_tiles():
     policy = Policy(strict=True, target=Target("gpu", 70))
-    descriptor = AttentionDescriptor(64, 8, 4, 256, "float16", "float16")
+    descriptor = AttentionDescriptor(64, 8, 4, 64, 16, "float16", "float16")
     assert plan("attention", descriptor, policy).name == "library tiles"
     with pytest.raises(
         EngineError, match="attention has no fast route for 4 float16 rows of 8 over 4"

@@ -15,9 +15,14 @@ from onecat_jax.models.spec import TensorSpec
 
 @dataclass(frozen=True)
 class DenseSource(Source):
-    """A tensor in a floating dtype, or an index."""
+    """A tensor in a floating dtype, or an index.
+
+    Attributes:
+      dtype: as safetensors names it.
+    """
 
     format: ClassVar[Format] = "dense"
+    dtype: str = "F32"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -49,4 +54,4 @@ def dense(name: str, spec: TensorSpec, parts: Parts) -> DenseSource:
     rest = [part for suffix, part in parts.items() if suffix != "weight"]
     if rest:
         raise Mismatch(f"{weight} is dense, yet quantisation scales lie beside it: {rest[0]}")
-    return DenseSource(spec, weight.name)
+    return DenseSource(spec, weight.name, weight.info.dtype)

@@ -1,0 +1,9 @@
+// architectures: sm_70 compute_70
+//
+// Attention of decode, verify and draft rows on m8n8k4.
+#include "paged_attention/rows_m8n8k4.cuh"
+
+#include "paged_attention/combine.cuh"
+#include "paged_attention/instances.cuh"
+
+ONECAT_ATTENDS(32)
