@@ -160,9 +160,9 @@ def _packed_gpu(x: Array, w: Packed, layer: Layer, out_dtype: Any) -> Array:
     operands, attributes = _packed(w)
     kind, attributes = _KINDS[type(w)], {**attributes, "layout": w.layout}
     if x.shape[0] <= MAX_SMALL_ROWS:
-        target, shape = f"onecat_{kind}_linear_gpu_v1", (x.shape[0], w.n)
+        target, shape = f"onecat_{kind}_linear_gpu_v2", (x.shape[0], w.n)
         return _call(target, shape, out, (x, *operands), layer, **attributes)
-    target, shape = f"onecat_{kind}_expand_gpu_v1", (w.n, w.k)
+    target, shape = f"onecat_{kind}_expand_gpu_v2", (w.n, w.k)
     slab = _call(target, shape, jnp.float16, operands, layer, **attributes)
     if out == jnp.float16:
         return jnp.einsum("mk,nk->mn", x, slab)

@@ -89,8 +89,8 @@ XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                            .Attr<int32_t>("add")
                            .Attr<std::string_view>("layout"));
 
-const Registration kRegisterLinear("onecat_nvfp4_linear_gpu_v1", "CUDA", kLinear, kInitialize);
-const Registration kRegisterExpand("onecat_nvfp4_expand_gpu_v1", "CUDA", kExpand, kInitialize);
+const Registration kRegisterLinear("onecat_nvfp4_linear_gpu_v2", "CUDA", kLinear, kInitialize);
+const Registration kRegisterExpand("onecat_nvfp4_expand_gpu_v2", "CUDA", kExpand, kInitialize);
 
 }  // namespace
 }  // namespace onecat::linear
