@@ -51,16 +51,16 @@ def some_rows(m: int, k: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(m).standard_normal((m, k)), jnp.float16)
 
 
-def test_values_over_the_table_and_the_expansion(policy):
-    for spec in SMALL:
-        stack, weight = build(spec.n, spec.k, policy)
-        sample = np.sort(np.random.default_rng(1).choice(spec.n, min(spec.n, 512), replace=False))
-        expected = oracle.matrix(oracle.take(stack[1][0], sample)).T
-        for m in ROWS:
-            x = some_rows(m, spec.k)
-            for out, bound in ((jnp.float32, 3e-6 if m <= 64 else 5e-4), (jnp.float16, 6e-4)):
-                y = np.asarray(linear(x, weight, Layer(1), out_dtype=out, policy=policy))[:, sample]
-                assert oracle.error(y, np.asarray(x, np.float64) @ expected) < bound, (spec, m)
+@pytest.mark.parametrize("spec", SMALL, ids=lambda spec: spec.name)
+def test_values_over_the_table_and_the_expansion(policy, spec):
+    stack, weight = build(spec.n, spec.k, policy)
+    sample = np.sort(np.random.default_rng(1).choice(spec.n, min(spec.n, 512), replace=False))
+    expected = oracle.matrix(oracle.take(stack[1][0], sample)).T
+    for m in ROWS:
+        x = some_rows(m, spec.k)
+        for out, bound in ((jnp.float32, 3e-6 if m <= 64 else 5e-4), (jnp.float16, 6e-4)):
+            y = np.asarray(linear(x, weight, Layer(1), out_dtype=out, policy=policy))[:, sample]
+            assert oracle.error(y, np.asarray(x, np.float64) @ expected) < bound, m
 
 
 @pytest.mark.parametrize("kind", FORMATS)
