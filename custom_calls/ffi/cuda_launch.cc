@@ -194,6 +194,18 @@ xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* ker
   return error.empty() ? xla::ffi::Error::Success() : failure(error);
 }
 
+xla::ffi::Error active_clusters(CUstream stream, const Launch& launch, int* clusters) {
+  CUfunction handle;
+  std::string error = prepare(stream, launch.module, launch.kernel, launch.shared_bytes, &handle);
+  if (!error.empty()) return failure(error);
+  const CudaDriver& driver = CudaDriver::get();
+  ContextScope scope(driver, stream);
+  const CUlaunchConfig config{{launch.grid_x, launch.grid_y, launch.grid_z}, {launch.threads, 1, 1}, launch.shared_bytes, stream, nullptr, 0};
+  if (CUresult code = driver.active_clusters(clusters, handle, &config))
+    return xla::ffi::Error::Internal(std::string("counting the clusters of ") + launch.kernel + " failed: " + driver.describe(code));
+  return xla::ffi::Error::Success();
+}
+
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments) {
   CUfunction handle;
   std::string error = prepare(stream, launch.module, launch.kernel, launch.shared_bytes, &handle);

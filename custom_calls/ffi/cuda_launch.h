@@ -32,6 +32,9 @@ struct Launch {
 // Resolves a kernel for the stream's context, so that nothing is loaded while a command buffer is being recorded.
 xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* kernel);
 
+// How many clusters of the kernel's blocks run at once; the grid must hold at least one.
+xla::ffi::Error active_clusters(CUstream stream, const Launch& launch, int* clusters);
+
 // Enqueues the kernel. No allocation, no synchronisation.
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments);
 

@@ -1,7 +1,7 @@
 // architectures: sm_80 sm_90 compute_80
 //
 // FP8 on m16n8k16: a lane owns 8 consecutive k of each 32.
-#include "linear/m16n8k16.cuh"
+#include "linear/m16n8k16_direct.cuh"
 
 namespace onecat::linear {
 
@@ -37,6 +37,21 @@ struct Fp8 {
       scales = *reinterpret_cast<const float2*>(group + a.group * kCodes + first * kScales + at.g * 8);
     }
   }
+  // Scales of rows only.
+  struct Loaded {
+    uint4 codes[2];
+  };
+  struct Ahead {
+    const unsigned char* codes;
+
+    __device__ __forceinline__ Ahead(const LinearArgs& a, const Lane& at, int layer, int tile, int step)
+        : codes(layer_part(a.codes, layer, a, a.units * kCodes) + (static_cast<size_t>(tile) * a.units + step) * kCodes + at.lane * 16) {}
+    __device__ __forceinline__ void next_tile(const LinearArgs& a) { codes += a.units * kCodes; }
+    __device__ __forceinline__ Loaded load(int i) const {
+      return {{load_weights(codes + i * kCodes), load_weights(codes + i * kCodes + 512)}};
+    }
+  };
+  __device__ __forceinline__ explicit Fp8(const Loaded& found) : codes{found.codes[0], found.codes[1]} {}
   static __device__ __forceinline__ int activation_k(int t, int v) { return 32 * v + 8 * t; }
   __device__ __forceinline__ void operand(int i, u32 (&out)[4]) const {
     decode_e4m3(component(codes[i >> 1], 2 * (i & 1)), out[0], out[2]);
@@ -54,3 +69,6 @@ ONECAT_LINEARS(, Fp8<false>)
 ONECAT_LINEARS(_blocks, Fp8<true>)
 ONECAT_EXPANSION(, Fp8<false>)
 ONECAT_EXPANSION(_blocks, Fp8<true>)
+#if __CUDA_ARCH__ >= 900
+ONECAT_DIRECTS(Fp8<false>)
+#endif

@@ -26,6 +26,7 @@ struct LinearArgs {
   int group_scales;            // groups of scales that such a group may touch,
   int ring;                    // groups on their way or in use
   int held;                    // steps of a warp whose activations of 8 rows stay in registers: all or 0
+  int rounds, batch;           // m16n8k16_direct: steps of a warp in a part; tiles whose sums wait
 };
 
 // The body for m16n8k16 with up to X activation rows: sums of kRing tiles are on their way from the kStreams warps that
@@ -37,6 +38,9 @@ struct SharedMemory {
   static constexpr int kSums = kRing * kStreams * X * 64;  // bytes
   static constexpr int kStep = kStreams * X * 128;         // bytes per staged step of every warp
 };
+
+// The body of m16n8k16_direct.cuh: a warp has up to kDirectRounds steps of each of up to kDirectParts parts of K.
+constexpr int kDirectWarps = 16, kDirectRounds = 6, kDirectParts = 4;
 
 constexpr int kTileRows = 16, kStepK = 64;  // of the body for m16n8k16
 constexpr int kExpandWarps = 8;             // per block of the expansion

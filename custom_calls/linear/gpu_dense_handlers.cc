@@ -7,7 +7,7 @@ namespace onecat::linear {
 namespace {
 
 constexpr Kind kKind = {"dense", 16};
-constexpr StepBytes kBytes = {kTileRows * kStepK * 2, 0, 0, kTileRows * 64};
+constexpr StepBytes kBytes = {kTileRows * kStepK * 2, 0, 0, kTileRows * 64, 0};
 constexpr const char* kLayout = "m16n8k16";
 
 ffi::Error describe(const F16& w, int64_t n, int64_t k, LinearArgs* args) {
@@ -34,7 +34,7 @@ ffi::Error Linear(CUstream stream, F16 x, F16 w, LayerIndex index, ffi::Result<f
   return launch_linear(stream, body, "", kBytes, x, *y, args);
 }
 
-ffi::Error Initialize(CUstream stream, int32_t, int32_t) { return load_kernels(stream, kKind, kLayout, {""}, false); }
+ffi::Error Initialize(CUstream stream, int32_t, int32_t) { return load_kernels(stream, kKind, kLayout, {""}, false, false); }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,
                        ffi::Ffi::Bind()

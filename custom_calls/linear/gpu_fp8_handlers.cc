@@ -6,7 +6,7 @@ namespace onecat::linear {
 namespace {
 
 constexpr Kind kKind = {"fp8", 32};
-constexpr StepBytes kBytes = {1024, 64, 4, 0};
+constexpr StepBytes kBytes = {1024, 64, 4, 0, 0}, kRowBytes = {1024, 0, 0, 0, 1 << 16};
 constexpr const char* kRows = "";  // suffixes of the kernels for scales of rows, and of 128 k
 constexpr const char* kBlocks = "_blocks";
 
@@ -44,7 +44,7 @@ ffi::Error Linear(CUstream stream, F16 x, U8 codes, F32 scales, LayerIndex index
   if (ffi::Error error = check_rows(kKind, x, *y); error.failure()) return error;
   const Packed weight{codes, scales, index, mul, add};
   if (ffi::Error error = describe(body, weight, y->dimensions()[1], x.dimensions()[1], &args, &suffix); error.failure()) return error;
-  return launch_linear(stream, body, suffix, kBytes, x, *y, args);
+  return launch_linear(stream, body, suffix, suffix == kRows ? kRowBytes : kBytes, x, *y, args);
 }
 
 ffi::Error Expand(CUstream stream, U8 codes, F32 scales, LayerIndex index, ffi::Result<F16> slab, int32_t mul, int32_t add,
@@ -61,7 +61,7 @@ ffi::Error Expand(CUstream stream, U8 codes, F32 scales, LayerIndex index, ffi::
 }
 
 ffi::Error Initialize(CUstream stream, int32_t, int32_t, std::string_view layout) {
-  return load_kernels(stream, kKind, layout, {kRows, kBlocks});
+  return load_kernels(stream, kKind, layout, {kRows, kBlocks}, true, true);
 }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,

@@ -6,7 +6,7 @@ namespace onecat::linear {
 namespace {
 
 constexpr Kind kKind = {"nvfp4", 64};
-constexpr StepBytes kBytes = {512 + 64, 0, 0, 0};
+constexpr StepBytes kBytes = {512 + 64, 0, 0, 0, 12};
 
 struct Packed {
   U8 codes, scales;
@@ -54,7 +54,7 @@ ffi::Error Expand(CUstream stream, U8 codes, U8 scales, F32 global, LayerIndex i
 }
 
 ffi::Error Initialize(CUstream stream, int32_t, int32_t, std::string_view layout) {
-  return load_kernels(stream, kKind, layout, {""});
+  return load_kernels(stream, kKind, layout, {""}, true, true);
 }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,

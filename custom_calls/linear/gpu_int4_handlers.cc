@@ -32,7 +32,7 @@ const char* suffix_of(const LinearArgs& args, int32_t group) {
 }
 
 StepBytes bytes_of(const LinearArgs& args, int32_t group) {
-  return {512, (args.scale_type == kScaleF32 ? 64 : 32) + 16, group / 32, 0};
+  return {512, (args.scale_type == kScaleF32 ? 64 : 32) + 16, group / 32, 0, 0};
 }
 
 // Checks the weight against logical [n, k] and fills the arguments that describe it.
@@ -80,7 +80,7 @@ ffi::Error Expand(CUstream stream, U8 codes, ffi::AnyBuffer scales, U8 zeros, La
 }
 
 ffi::Error Initialize(CUstream stream, int32_t, int32_t, int32_t group, std::string_view layout) {
-  return load_kernels(stream, kKind, layout, {group % kKind.m8n8k4_unit_k ? kHalves : kUnits, kWide});
+  return load_kernels(stream, kKind, layout, {group % kKind.m8n8k4_unit_k ? kHalves : kUnits, kWide}, true, false);
 }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,

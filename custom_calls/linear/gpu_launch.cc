@@ -13,25 +13,56 @@ std::string stream_kernel(int rows, int cluster) {
   return "linear_x" + std::to_string(rows) + "_s" + std::to_string(cluster);
 }
 
-// The body for m16n8k16, kMostRows rows at a time.
+std::string name_of(const DirectKernel& kernel) {
+  return "direct_x" + std::to_string(kernel.rows) + "_s" + std::to_string(kernel.cluster) + "_q" + std::to_string(kernel.parts);
+}
+
+// The kernels of m16n8k16_direct.cuh: at most kMostRows rows.
+ffi::Error launch_direct(CUstream stream, const Body& body, const Device& device, LinearArgs args) {
+  const DirectKernel kernel = direct_kernel(args);
+  const std::string name = name_of(kernel);
+  const unsigned blocks = static_cast<unsigned>(kernel.cluster);
+  Launch launch{body.module.c_str(), name.c_str(), blocks, 1, 1, kDirectWarps * 32, 0};
+  int clusters = device.multiprocessors;
+  if (kernel.cluster > 1) {
+    launch.shared_bytes = direct_tactic(device, kernel, 1, &args);
+    if (ffi::Error error = active_clusters(stream, launch, &clusters); error.failure()) return error;
+    if (clusters < 1) return invalid(body.kind->name, " linear: no cluster of ", blocks, " blocks can run on this GPU now");
+  }
+  clusters = std::min(clusters, args.blocks);
+  launch.shared_bytes = direct_tactic(device, kernel, clusters, &args);
+  launch.grid_x = static_cast<unsigned>(clusters) * blocks;
+  void* pointers[] = {&args};
+  return launch_kernel(stream, launch, pointers);
+}
+
+// The kernels of m16n8k16.cuh: at most kMostRows rows.
+ffi::Error launch_ring(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const Device& device,
+                       int image, LinearArgs args) {
+  StreamTactic tactic;
+  if (!stream_tactic(device, image, bytes, &args, &tactic))
+    return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
+                   " bytes of shared memory that a block can have on this GPU");
+  const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
+  void* pointers[] = {&args};
+  return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), tactic.blocks, 1, 1, (kStreams + 2) * 32, tactic.shared_bytes},
+                       pointers);
+}
+
+// The bodies for m16n8k16, kMostRows rows at a time.
 ffi::Error launch_streams(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const LinearArgs& whole) {
   const Device device = device_of(stream);
   int image;
   if (ffi::Error error = image_of(stream, body.module.c_str(), &image); error.failure()) return error;
+  const bool direct = takes_direct(device, image, bytes, whole);
   const size_t row_in = static_cast<size_t>(whole.k) * 2, row_out = static_cast<size_t>(whole.n) * (whole.out_is_f16 ? 2 : 4);
   for (int first = 0; first < whole.m; first += kMostRows) {
     LinearArgs args = whole;
     args.m = std::min(kMostRows, whole.m - first);
     args.x = static_cast<const char*>(whole.x) + first * row_in;
     args.out = static_cast<char*>(whole.out) + first * row_out;
-    StreamTactic tactic;
-    if (!stream_tactic(device, image, bytes, &args, &tactic))
-      return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
-                     " bytes of shared memory that a block can have on this GPU");
-    const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
-    void* pointers[] = {&args};
-    const Launch launch{body.module.c_str(), kernel.c_str(), tactic.blocks, 1, 1, (kStreams + 2) * 32, tactic.shared_bytes};
-    if (ffi::Error error = launch_kernel(stream, launch, pointers); error.failure()) return error;
+    const ffi::Error error = direct ? launch_direct(stream, body, device, args) : launch_ring(stream, body, suffix, bytes, device, image, args);
+    if (error.failure()) return error;
   }
   return ffi::Error::Success();
 }
@@ -119,7 +150,7 @@ ffi::Error launch_expand(CUstream stream, const Body& body, const char* suffix, 
 }
 
 ffi::Error load_kernels(CUstream stream, const Kind& kind, std::string_view layout,
-                        std::initializer_list<const char*> suffixes, bool expands) {
+                        std::initializer_list<const char*> suffixes, bool expands, bool direct) {
   Body body;
   int image;
   if (ffi::Error error = body_of(kind, layout, &body); error.failure()) return error;
@@ -136,6 +167,9 @@ ffi::Error load_kernels(CUstream stream, const Kind& kind, std::string_view layo
   for (const char* suffix : suffixes)
     for (const std::string& kernel : kernels)
       if (ffi::Error error = load_kernel(stream, body.module.c_str(), (kernel + suffix).c_str()); error.failure()) return error;
+  if (!direct || !body.m16n8k16 || image < 90) return ffi::Error::Success();
+  for (const DirectKernel& kernel : kDirectKernels)
+    if (ffi::Error error = load_kernel(stream, body.module.c_str(), name_of(kernel).c_str()); error.failure()) return error;
   return ffi::Error::Success();
 }
 

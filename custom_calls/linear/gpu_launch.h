@@ -48,8 +48,9 @@ ffi::Error launch_linear(CUstream stream, const Body& body, const char* suffix, 
 ffi::Error launch_expand(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, F16& slab,
                          LinearArgs& args);
 
-// Before the first run: loads everything, so that recording a command buffer loads nothing.
+// Before the first run: loads everything, so that recording a command buffer loads nothing; the expansion and the kernels of
+// m16n8k16_direct.cuh where the kind has them.
 ffi::Error load_kernels(CUstream stream, const Kind& kind, std::string_view layout,
-                        std::initializer_list<const char*> suffixes, bool expands = true);
+                        std::initializer_list<const char*> suffixes, bool expands, bool direct);
 
 }  // namespace onecat::linear

@@ -69,7 +69,32 @@ bool stage(const Memory& memory, const StepBytes& bytes, int in_flight, LinearAr
   return best_staged >= 0;
 }
 
+// Parts of K that leave a warp at most kDirectRounds steps of each; 0: K is too long.
+int direct_parts(int units) {
+  for (int parts = 1; parts <= kDirectParts; parts *= 2)
+    if (ceil_div(units, parts) <= kDirectWarps * kDirectRounds) return parts;
+  return 0;
+}
+
 }  // namespace
+
+bool takes_direct(const Device& device, int image, const StepBytes& bytes, const LinearArgs& a) {
+  return image >= 90 && a.blocks <= bytes.direct_tiles * device.multiprocessors && direct_parts(a.units) > 0;
+}
+
+DirectKernel direct_kernel(const LinearArgs& a) {
+  const int parts = direct_parts(a.units), cluster = a.m <= 8 ? std::max(1, parts / 2) : parts;
+  return {a.m <= 8 ? 8 : kMostRows, cluster, parts / cluster};
+}
+
+unsigned direct_tactic(const Device& device, const DirectKernel& kernel, int clusters, LinearArgs* a) {
+  const bool held = kernel.rows == 8 && kernel.parts == 1;
+  const int activations = held ? 0 : ceil_div(a->units, kernel.cluster) * kernel.rows * 128;
+  const int tile = kernel.parts * kDirectWarps * kernel.rows * 64;
+  a->rounds = ceil_div(ceil_div(a->units, kernel.cluster * kernel.parts), kDirectWarps);
+  a->batch = std::min(ceil_div(a->blocks, clusters), (static_cast<int>(device.shared_bytes) - kStaticShared - activations) / tile);
+  return static_cast<unsigned>(activations + a->batch * tile);
+}
 
 const BlockTactic& block_tactic(int64_t m, int64_t blocks) {
   const int rows = m <= 8 ? 0 : m <= 16 ? 1 : 2;

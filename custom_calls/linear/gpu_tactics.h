@@ -17,9 +17,9 @@ struct Kind {
 };
 
 // What the body for m16n8k16 takes of shared memory per step, per group of scales that covers `halves` times 32 k (0: none), and
-// per group of steps.
+// per group of steps; and up to how many tiles per multiprocessor that of m16n8k16_direct.cuh is faster (0: it has no decoder).
 struct StepBytes {
-  int step, scales, halves, once;
+  int step, scales, halves, once, direct_tiles;
 };
 
 // The body for m8n8k4. How many warps share K decides the order of summation, so it depends on the weight alone; the activation
@@ -42,6 +42,19 @@ struct StreamTactic {
 
 // Fills what `args` lacks for the body. False when a block's shared memory is too small.
 bool stream_tactic(const Device& device, int image, const StepBytes& bytes, LinearArgs* args, StreamTactic* out);
+
+// A kernel of m16n8k16_direct.cuh: a cluster's blocks have the parts of K, `parts` each.
+struct DirectKernel {
+  int rows, cluster, parts;
+};
+constexpr DirectKernel kDirectKernels[] = {{8, 1, 1}, {8, 1, 2}, {8, 2, 2}, {16, 1, 1}, {16, 2, 1}, {16, 4, 1}};
+
+// Whether that body takes a weight: for every number of rows, for its order of summation is another.
+bool takes_direct(const Device& device, int image, const StepBytes& bytes, const LinearArgs& args);
+DirectKernel direct_kernel(const LinearArgs& args);
+
+// Fills what `args` lacks for it, with so many clusters at once; returns the bytes of shared memory.
+unsigned direct_tactic(const Device& device, const DirectKernel& kernel, int clusters, LinearArgs* args);
 
 // Shared memory of `steps` steps that are copied at once; sets the groups of scales that they may touch.
 int group_bytes(const StepBytes& bytes, int steps, int* group_scales);

@@ -2,7 +2,7 @@
 //
 // NVFP4 on m16n8k16: the 64 k of a step are dealt such that a lane owns one scale group of its two rows. Block scales join the
 // operands, which is exact.
-#include "linear/m16n8k16.cuh"
+#include "linear/m16n8k16_direct.cuh"
 
 namespace onecat::linear {
 
@@ -29,7 +29,28 @@ struct Nvfp4 {
 
   __device__ __forceinline__ Nvfp4(const LinearArgs& a, const Lane& at, const unsigned char* group, int, int i)
       : codes(*reinterpret_cast<const uint4*>(group + i * kCodes + at.lane * 16)) {
-    const u32 raw = *reinterpret_cast<const unsigned short*>(group + a.group * kCodes + i * kScales + at.lane * 2);
+    expand_scales(*reinterpret_cast<const unsigned short*>(group + a.group * kCodes + i * kScales + at.lane * 2));
+  }
+  struct Loaded {
+    uint4 codes;
+    u32 scales;
+  };
+  struct Ahead {
+    const unsigned char *codes, *scales;
+
+    __device__ __forceinline__ Ahead(const LinearArgs& a, const Lane& at, int layer, int tile, int step) {
+      const size_t place = static_cast<size_t>(tile) * a.units + step;
+      codes = layer_part(a.codes, layer, a, a.units * kCodes) + place * kCodes + at.lane * 16;
+      scales = layer_part(a.scales, layer, a, a.units * kScales) + place * kScales + at.lane * 2;
+    }
+    __device__ __forceinline__ void next_tile(const LinearArgs& a) {
+      codes += a.units * kCodes;
+      scales += a.units * kScales;
+    }
+    __device__ __forceinline__ Loaded load(int i) const { return {load_weights(codes + i * kCodes), load2(scales + i * kScales)}; }
+  };
+  __device__ __forceinline__ explicit Nvfp4(const Loaded& found) : codes(found.codes) { expand_scales(found.scales); }
+  __device__ __forceinline__ void expand_scales(u32 raw) {
     const u32 both = multiply2(__byte_perm(raw, 0, 0x4140) << 7, kScaleUnit);
     scales[0] = __byte_perm(both, 0, 0x1010);
     scales[1] = __byte_perm(both, 0, 0x3232);
@@ -49,3 +70,6 @@ struct Nvfp4 {
 
 ONECAT_LINEARS(, Nvfp4)
 ONECAT_EXPANSION(, Nvfp4)
+#if __CUDA_ARCH__ >= 900
+ONECAT_DIRECTS(Nvfp4)
+#endif

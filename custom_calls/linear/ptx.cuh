@@ -36,6 +36,12 @@ __device__ __forceinline__ uint4 load_weights(const void* p) {
   return r;
 }
 
+__device__ __forceinline__ u32 load2(const void* p) {
+  unsigned short r;
+  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(r) : "l"(p));
+  return r;
+}
+
 __device__ __forceinline__ u32 load_scales(const void* p) {
   u32 r;
   asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
@@ -130,6 +136,12 @@ __device__ __forceinline__ u32 peer_address(const void* p, int rank) {
 
 __device__ __forceinline__ void store_peer(u32 to, const float4& v) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+__device__ __forceinline__ float4 load_peer(u32 from) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(from) : "memory");
+  return v;
 }
 
 __device__ __forceinline__ void arrive_peer(u32 barrier) {

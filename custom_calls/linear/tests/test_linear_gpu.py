@@ -16,12 +16,14 @@ from jax import lax
 from onecat_jax import _ext
 from onecat_jax.custom_calls.dispatch import Policy, Target
 from onecat_jax.custom_calls.linear import DenseTensor, Layer, LinearRoute, build_linear, linear
-from onecat_jax.custom_calls.linear.specs import ROWS, SPECS
+from onecat_jax.custom_calls.linear.specs import ROWS, SPECS, LinearSpec
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 
 FORMATS = ["fp8 row", "fp8 block", "int4 32", "int4 64", "int4 96", "int4 128 ordered", "int4 row"]
 SMALL = [s for s in SPECS if s.n * s.k <= 8704 * 5120]
+# On GPUs of 132 multiprocessors the first goes to another body, and the second has its K cut up among a cluster's blocks.
+BODIES = [LinearSpec("many tiles", 25600, 1152), LinearSpec("long k", 200, 17408)]
 
 
 @pytest.fixture(params=["own", "own as ptx", "sm_70"])
@@ -51,7 +53,7 @@ def some_rows(m: int, k: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(m).standard_normal((m, k)), jnp.float16)
 
 
-@pytest.mark.parametrize("spec", SMALL, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [*SMALL, *BODIES], ids=lambda spec: spec.name)
 def test_values_over_the_table_and_the_expansion(policy, spec):
     stack, weight = build(spec.n, spec.k, policy)
     sample = np.sort(np.random.default_rng(1).choice(spec.n, min(spec.n, 512), replace=False))
@@ -65,7 +67,7 @@ def test_values_over_the_table_and_the_expansion(policy, spec):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_values_of_fp8_and_int4_and_their_expansion(policy, kind):
-    for n, k in ((100, 384), (1, 1152), (8704, 5120), (8300, 1152)):
+    for n, k in ((100, 384), (1, 1152), (8704, 5120), (8300, 1152), (200, 17280)):
         if kind == "int4 96" and k == 5120:
             continue
         stack, weight = build(n, k, policy, kind=kind)
@@ -78,20 +80,22 @@ def test_values_of_fp8_and_int4_and_their_expansion(policy, kind):
                 assert oracle.product_error(y, x, expected) < bound, (n, k, m)
 
 
+@pytest.mark.parametrize("k", [5760, 8640, 17280])
 @pytest.mark.parametrize("kind", ["nvfp4", *FORMATS])
-def test_three_rows_inside_forty_keep_their_bits(policy, kind):
-    _, weight = build(100, 5760, policy, kind=kind)
-    x = some_rows(40, 5760)
+def test_three_rows_inside_forty_keep_their_bits(policy, kind, k):
+    _, weight = build(100, k, policy, kind=kind)
+    x = some_rows(40, k)
     whole = np.asarray(linear(x, weight, Layer(0), out_dtype=jnp.float32, policy=policy))
     for at in (0, 5, 17, 37):
         alone = linear(x[at : at + 3], weight, Layer(0), out_dtype=jnp.float32, policy=policy)
         assert np.array_equal(np.asarray(alone), whole[at : at + 3])
 
 
-@pytest.mark.parametrize("kind", ["nvfp4", "fp8 block", "int4 128"])
-def test_a_hundred_runs_give_the_same_bits(policy, kind):
-    _, weight = build(5120, 1536, policy, kind=kind)
-    x = some_rows(7, 1536)
+@pytest.mark.parametrize(("n", "k"), [(5120, 1536), (1600, 17408)])
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8 row", "fp8 block", "int4 128"])
+def test_a_hundred_runs_give_the_same_bits(policy, kind, n, k):
+    _, weight = build(n, k, policy, kind=kind)
+    x = some_rows(7, k)
     call = jax.jit(lambda x, w: linear(x, w, Layer(1), out_dtype=jnp.float32, policy=policy))
     first = np.asarray(call(x, weight))
     assert all(np.array_equal(np.asarray(call(x, weight)), first) for _ in range(100))
