@@ -28,6 +28,10 @@ struct Parts {
   }
   __device__ __forceinline__ int first_step(int q) const { return units * (rank * Q + q) / (S * Q); }
   __device__ __forceinline__ int steps(int q) const { return first_step(q + 1) - first_step(q); }
+  // The first of a warp's steps in a part.
+  __device__ __forceinline__ int slot(int q, int warp) const {
+    return S * Q == 1 ? warp : (warp + (rank * Q + q) * (kDirectWarps / kDirectParts)) % kDirectWarps;
+  }
 };
 
 // Places in shared memory of one lane.
@@ -97,8 +101,8 @@ __device__ __forceinline__ void finish_batch(const LinearArgs& a, const Parts<S,
   meet<S>();
 }
 
-// R: steps of a warp in a part, at most.
-template <class D, int X, int S, int Q, int R>
+// R: steps of a warp in a part, at most; kFull: of every warp.
+template <class D, int X, int S, int Q, int R, bool kFull>
 __device__ __forceinline__ void direct(const LinearArgs& a) {
   extern __shared__ __align__(128) uint4 dynamic[];
   constexpr int kTiles = X / 8;
@@ -108,9 +112,10 @@ __device__ __forceinline__ void direct(const LinearArgs& a) {
   const Parts<S, Q> parts(a);
   const DirectMemory<X, Q> memory(dynamic, a.batch);
   const Activations<D, X> x{a, at, 0, nullptr, 0};
-  // Of part q, in the block. Only the last may be missing.
-  const auto step = [&](int q, int i) { return parts.first_step(q) - parts.first_step(0) + warp + i * kDirectWarps; };
-  const auto mine = [&](int q, int i) { return i < R - 1 || warp + i * kDirectWarps < parts.steps(q); };
+  // Of part q, in the block. Only the last may be missing, from other warps in each part.
+  const auto in_part = [&](int q, int i) { return parts.slot(q, warp) + i * kDirectWarps; };
+  const auto step = [&](int q, int i) { return parts.first_step(q) - parts.first_step(0) + in_part(q, i); };
+  const auto mine = [&](int q, int i) { return kFull || i < R - 1 || in_part(q, i) < parts.steps(q); };
   uint4 held[R][2];
 #pragma unroll
   for (int q = 0; q < Q; ++q)
@@ -162,18 +167,26 @@ __device__ __forceinline__ void direct(const LinearArgs& a) {
   }
 }
 
+template <class D, int X, int S, int Q, int R>
+__device__ __forceinline__ void direct_rounds(const LinearArgs& a) {
+  if constexpr (S * Q == 1) {
+    if (a.units % kDirectWarps == 0) return direct<D, X, S, Q, R, true>(a);
+  }
+  direct<D, X, S, Q, R, false>(a);
+}
+
 template <class D, int X, int S, int Q>
 __device__ __forceinline__ void direct_block(const LinearArgs& a) {
   switch (a.rounds) {
-    case 4: return direct<D, X, S, Q, 4>(a);
-    case 5: return direct<D, X, S, Q, 5>(a);
-    case 6: return direct<D, X, S, Q, 6>(a);
+    case 4: return direct_rounds<D, X, S, Q, 4>(a);
+    case 5: return direct_rounds<D, X, S, Q, 5>(a);
+    case 6: return direct_rounds<D, X, S, Q, 6>(a);
   }
   if constexpr (S * Q == 1) {
     switch (a.rounds) {
-      case 1: return direct<D, X, S, Q, 1>(a);
-      case 2: return direct<D, X, S, Q, 2>(a);
-      case 3: return direct<D, X, S, Q, 3>(a);
+      case 1: return direct_rounds<D, X, S, Q, 1>(a);
+      case 2: return direct_rounds<D, X, S, Q, 2>(a);
+      case 3: return direct_rounds<D, X, S, Q, 3>(a);
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Every linear kernel against float64, on the device at hand."""
+"""Every kernel of linears and attention against float64, on the device at hand."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from onecat_jax.cli.bench_kernels import KINDS, random_tensor
 from onecat_jax.cli.environment import Row
+from onecat_jax.cli.self_test_attention import ADVICE, attention_rows
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import (
     HostMatrix,
@@ -30,9 +31,10 @@ FEW_ROWS = 64
 
 
 def self_test_rows() -> Iterator[Row]:
-    """One row per kind of weight: the largest error, relative to the largest result, and the route."""
+    """One row per kind of weight and type of cache: the largest error, relative to the largest result, and the route."""
     for kind in KINDS:
         yield _tested(kind)
+    yield from attention_rows()
 
 
 def _tested(kind: str) -> Row:
@@ -53,8 +55,7 @@ def _tested(kind: str) -> Row:
                 bad = bad or f"[{n}, {k}] with {m} rows is off by {error:.1e}"
     route = _route(kind, tensor, dtype)
     if bad:
-        advice = "run with backend='plain' and report this with the output of `onecat check --self-test --json`"
-        return Row(name, "fail", f"{route}: {bad}", advice)
+        return Row(name, "fail", f"{route}: {bad}", ADVICE)
     return Row(name, "ok", f"{route}: error at most {worst:.1e}")
 
 
