@@ -101,8 +101,8 @@ __device__ __forceinline__ void finish_batch(const LinearArgs& a, const Parts<S,
   meet<S>();
 }
 
-// R: steps of a warp in a part, at most; kFull: of every warp.
-template <class D, int X, int S, int Q, int R, bool kFull>
+// R: steps of a warp in a part, at most.
+template <class D, int X, int S, int Q, int R>
 __device__ __forceinline__ void direct(const LinearArgs& a) {
   extern __shared__ __align__(128) uint4 dynamic[];
   constexpr int kTiles = X / 8;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void direct(const LinearArgs& a) {
   // Of part q, in the block. Only the last may be missing, from other warps in each part.
   const auto in_part = [&](int q, int i) { return parts.slot(q, warp) + i * kDirectWarps; };
   const auto step = [&](int q, int i) { return parts.first_step(q) - parts.first_step(0) + in_part(q, i); };
-  const auto mine = [&](int q, int i) { return kFull || i < R - 1 || in_part(q, i) < parts.steps(q); };
+  const auto mine = [&](int q, int i) { return i < R - 1 || in_part(q, i) < parts.steps(q); };
   uint4 held[R][2];
 #pragma unroll
   for (int q = 0; q < Q; ++q)
@@ -167,26 +167,18 @@ __device__ __forceinline__ void direct(const LinearArgs& a) {
   }
 }
 
-template <class D, int X, int S, int Q, int R>
-__device__ __forceinline__ void direct_rounds(const LinearArgs& a) {
-  if constexpr (S * Q == 1) {
-    if (a.units % kDirectWarps == 0) return direct<D, X, S, Q, R, true>(a);
-  }
-  direct<D, X, S, Q, R, false>(a);
-}
-
 template <class D, int X, int S, int Q>
 __device__ __forceinline__ void direct_block(const LinearArgs& a) {
   switch (a.rounds) {
-    case 4: return direct_rounds<D, X, S, Q, 4>(a);
-    case 5: return direct_rounds<D, X, S, Q, 5>(a);
-    case 6: return direct_rounds<D, X, S, Q, 6>(a);
+    case 4: return direct<D, X, S, Q, 4>(a);
+    case 5: return direct<D, X, S, Q, 5>(a);
+    case 6: return direct<D, X, S, Q, 6>(a);
   }
   if constexpr (S * Q == 1) {
     switch (a.rounds) {
-      case 1: return direct_rounds<D, X, S, Q, 1>(a);
-      case 2: return direct_rounds<D, X, S, Q, 2>(a);
-      case 3: return direct_rounds<D, X, S, Q, 3>(a);
+      case 1: return direct<D, X, S, Q, 1>(a);
+      case 2: return direct<D, X, S, Q, 2>(a);
+      case 3: return direct<D, X, S, Q, 3>(a);
     }
   }
 }

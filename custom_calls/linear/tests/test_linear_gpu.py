@@ -80,7 +80,7 @@ def test_values_of_fp8_and_int4_and_their_expansion(policy, kind):
                 assert oracle.product_error(y, x, expected) < bound, (n, k, m)
 
 
-@pytest.mark.parametrize("k", [5760, 8640, 17280])
+@pytest.mark.parametrize("k", [5760, 8448, 17280])
 @pytest.mark.parametrize("kind", ["nvfp4", *FORMATS])
 def test_three_rows_inside_forty_keep_their_bits(policy, kind, k):
     _, weight = build(100, k, policy, kind=kind)
