@@ -27,7 +27,7 @@ ADVICE = (
 
 
 def attention_rows() -> Iterator[Row]:
-    """One row per type of cache, all shapes with the first: the largest error, relative to the largest result, and the route."""
+    """One row per type of cache, all shapes with the first: the largest error over the largest result, and the route."""
     for cache in CACHES:
         yield _tested(cache)
 
