@@ -84,7 +84,8 @@ __device__ __forceinline__ void finish_batch(const LinearArgs& a, const Parts<S,
   const float unit = unit_or_nan<D>(layer);
   __syncthreads();
   if constexpr (S > 1) {
-    for (int i = warp; i < count * kTiles; i += kDirectWarps) *memory.sum(i / kTiles, 0, 0, i % kTiles) = memory.added(i / kTiles, i % kTiles);
+    for (int i = warp; i < count * kTiles; i += kDirectWarps)
+      *memory.sum(i / kTiles, 0, 0, i % kTiles) = memory.added(i / kTiles, i % kTiles);
     cluster_meet();
   }
   for (int i = warp * S + parts.rank; i < count * kTiles; i += kDirectWarps * S) {
@@ -101,6 +102,42 @@ __device__ __forceinline__ void finish_batch(const LinearArgs& a, const Parts<S,
   meet<S>();
 }
 
+// The steps of a warp: up to R of each part.
+template <int S, int Q, int R>
+struct WarpSteps {
+  const Parts<S, Q>& parts;
+  int warp;
+
+  __device__ __forceinline__ int in_part(int q, int i) const { return parts.slot(q, warp) + i * kDirectWarps; }
+  __device__ __forceinline__ int in_block(int q, int i) const { return parts.first_step(q) - parts.first_step(0) + in_part(q, i); }
+  // Only the last may be missing, from other warps in each part.
+  __device__ __forceinline__ bool exists(int q, int i) const { return i < R - 1 || in_part(q, i) < parts.steps(q); }
+};
+
+// The activations of a warp's steps: into registers, or on their way to shared memory.
+template <class D, int X, int S, int Q, int R, bool kHeld>
+__device__ __forceinline__ void load_activations(const LinearArgs& a, const Lane& at, const WarpSteps<S, Q, R>& steps,
+                                                 const DirectMemory<X, Q>& memory, uint4 (&held)[R][2]) {
+#pragma unroll
+  for (int q = 0; q < Q; ++q)
+#pragma unroll
+    for (int i = 0; i < R; ++i)
+#pragma unroll
+      for (int m = 0; m < X / 8; ++m)
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          const int row = m * 8 + at.g, step = steps.parts.first_step(0) + steps.in_block(q, i);
+          const int k = step * kStepK + D::activation_k(at.t, v);
+          const bool valid = steps.exists(q, i) && row < a.m && k < a.k;
+          const __half* from = static_cast<const __half*>(a.x) + row * a.k + k;
+          if constexpr (kHeld) {
+            held[i][v] = valid ? load16(from) : make_uint4(0, 0, 0, 0);
+          } else if (steps.exists(q, i)) {
+            copy16(memory.activations(steps.in_block(q, i), m, v), valid ? from : a.x, valid);
+          }
+        }
+}
+
 // R: steps of a warp in a part, at most.
 template <class D, int X, int S, int Q, int R>
 __device__ __forceinline__ void direct(const LinearArgs& a) {
@@ -111,36 +148,16 @@ __device__ __forceinline__ void direct(const LinearArgs& a) {
   const int warp = threadIdx.x >> 5, layer = layer_of(a);
   const Parts<S, Q> parts(a);
   const DirectMemory<X, Q> memory(dynamic, a.batch);
-  const Activations<D, X> x{a, at, 0, nullptr, 0};
-  // Of part q, in the block. Only the last may be missing, from other warps in each part.
-  const auto in_part = [&](int q, int i) { return parts.slot(q, warp) + i * kDirectWarps; };
-  const auto step = [&](int q, int i) { return parts.first_step(q) - parts.first_step(0) + in_part(q, i); };
-  const auto mine = [&](int q, int i) { return i < R - 1 || in_part(q, i) < parts.steps(q); };
+  const WarpSteps<S, Q, R> steps{parts, warp};
   uint4 held[R][2];
-#pragma unroll
-  for (int q = 0; q < Q; ++q)
-#pragma unroll
-    for (int i = 0; i < R; ++i)
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          const int row = m * 8 + at.g, k = (parts.first_step(0) + step(q, i)) * kStepK + D::activation_k(at.t, v);
-          const bool valid = mine(q, i) && row < a.m && k < a.k;
-          const __half* from = static_cast<const __half*>(a.x) + row * a.k + k;
-          if constexpr (kHeld) {
-            held[i][v] = valid ? load16(from) : make_uint4(0, 0, 0, 0);
-          } else if (mine(q, i)) {
-            copy16(memory.activations(step(q, i), m, v), valid ? from : a.x, valid);
-          }
-        }
+  load_activations<D, X, S, Q, R, kHeld>(a, at, steps, memory, held);
   typename D::Ahead ahead(a, at, max(layer, 0), parts.first_tile, parts.first_step(0));
   typename D::Loaded codes[Q][R];
 #pragma unroll
   for (int q = 0; q < Q; ++q)
 #pragma unroll
     for (int i = 0; i < R; ++i)
-      if (mine(q, i)) codes[q][i] = ahead.load(step(q, i));
+      if (steps.exists(q, i)) codes[q][i] = ahead.load(steps.in_block(q, i));
   if constexpr (!kHeld) await_copies();
   for (int first = 0; first < parts.tiles; first += a.batch) {
     const int count = min(a.batch, parts.tiles - first);
@@ -154,10 +171,10 @@ __device__ __forceinline__ void direct(const LinearArgs& a) {
         clear<X>(sums);
 #pragma unroll
         for (int i = 0; i < R; ++i) {
-          if (!mine(q, i)) continue;
-          const auto fetch = [&](int m, int v) { return kHeld ? held[i][v] : *memory.activations(step(q, i), m, v); };
+          if (!steps.exists(q, i)) continue;
+          const auto fetch = [&](int m, int v) { return kHeld ? held[i][v] : *memory.activations(steps.in_block(q, i), m, v); };
           multiply_step<D, X>(D(codes[q][i]), fetch, sums);
-          if (more) codes[q][i] = ahead.load(step(q, i));
+          if (more) codes[q][i] = ahead.load(steps.in_block(q, i));
         }
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) *memory.sum(tile, q, warp, m) = make_float4(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
