@@ -26,7 +26,9 @@ struct LinearArgs {
   int group_scales;            // groups of scales that such a group may touch,
   int ring;                    // groups on their way or in use
   int held;                    // steps of a warp whose activations of 8 rows stay in registers: all or 0
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // kernels for sm_70 take what precedes, and no register more
   int rounds, batch;           // m16n8k16_direct: steps of a warp in a part; tiles whose sums wait
+#endif
 };
 
 // The body for m16n8k16 with up to X activation rows: sums of kRing tiles are on their way from the kStreams warps that
