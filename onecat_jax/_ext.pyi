@@ -8,6 +8,9 @@ def registrations() -> list[tuple[str, str, dict[str, Any]]]:
 def images() -> list[tuple[str, str, int]]:
     """Embedded device images as (module, architecture, bytes)."""
 
+def image(module: str, architecture: str) -> bytes:
+    """One embedded device image. KeyError if there is none."""
+
 def cuda_driver() -> tuple[int, str]:
     """(driver version such as 12080 or 0, reason why there is no usable driver or "")."""
 

@@ -54,5 +54,5 @@ def test_no_buffer_of_the_size_of_a_cache_or_a_weight_is_made_in_a_round(found):
 
 def test_every_linear_and_attention_of_a_superblock_is_a_kernel_of_ours(found):
     calls = found["calls_per_superblock"]
-    assert calls["onecat_nvfp4_linear_gpu_v1"] == 4 * LAYERS
+    assert calls["onecat_nvfp4_linear_gpu_v2"] == 4 * LAYERS
     assert calls["onecat_attend_rows_gpu_v1"] == calls["onecat_write_heads_gpu_v1"] == 1

@@ -32,6 +32,7 @@ CudaDriver::CudaDriver() {
   bind(library, kernel_function, "cuKernelGetFunction");
   bind(library, function_attribute, "cuFuncSetAttribute");
   bind(library, launch, "cuLaunchKernel");
+  bind(library, active_clusters, "cuOccupancyMaxActiveClusters");
   bind(library, copy_async, "cuMemcpyDtoDAsync_v2");
   bind(library, error_string, "cuGetErrorString");
   if (!error.empty()) return;

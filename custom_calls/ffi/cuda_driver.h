@@ -20,6 +20,14 @@ using CUlibrary = CUlib_st*;
 using CUkernel = CUkern_st*;
 using CUfunction = CUfunc_st*;
 
+// The driver's own: what a launch looks like.
+struct CUlaunchConfig {
+  unsigned grid[3], threads[3], shared_bytes;
+  CUstream stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
 struct CudaDriver {
   std::string error;  // empty when the driver is usable
 
@@ -37,6 +45,7 @@ struct CudaDriver {
   CUresult (*function_attribute)(CUfunction, int, int);
   CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                      void**, void**);
+  CUresult (*active_clusters)(int*, CUfunction, const CUlaunchConfig*);
   CUresult (*copy_async)(unsigned long long, unsigned long long, size_t, CUstream);
   CUresult (*error_string)(CUresult, const char**);
 

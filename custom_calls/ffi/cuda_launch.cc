@@ -172,10 +172,38 @@ Device device_of(CUstream stream) {
   return {multiprocessors, static_cast<unsigned>(shared_bytes)};
 }
 
+xla::ffi::Error image_of(CUstream stream, const char* module, int* capability) {
+  const CudaDriver& driver = CudaDriver::get();
+  if (!driver.error.empty()) return failure(driver.error);
+  ContextScope scope(driver, stream);
+  if (!scope.current) return failure("the calling thread has no CUDA context");
+  CUdevice device;
+  int major = 0, minor = 0;
+  driver.context_device(&device);
+  driver.device_attribute(&major, kAttributeComputeMajor, device);
+  driver.device_attribute(&minor, kAttributeComputeMinor, device);
+  const ImageChoice choice = choose_image(module, major * 10 + minor);
+  if (!choice.image) return failure(choice.reason);
+  *capability = choice.image->ptx ? 0 : choice.image->capability;
+  return xla::ffi::Error::Success();
+}
+
 xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* kernel) {
   CUfunction handle;
   std::string error = prepare(stream, module, kernel, 0, &handle);
   return error.empty() ? xla::ffi::Error::Success() : failure(error);
+}
+
+xla::ffi::Error active_clusters(CUstream stream, const Launch& launch, int* clusters) {
+  CUfunction handle;
+  std::string error = prepare(stream, launch.module, launch.kernel, launch.shared_bytes, &handle);
+  if (!error.empty()) return failure(error);
+  const CudaDriver& driver = CudaDriver::get();
+  ContextScope scope(driver, stream);
+  const CUlaunchConfig config{{launch.grid_x, launch.grid_y, launch.grid_z}, {launch.threads, 1, 1}, launch.shared_bytes, stream, nullptr, 0};
+  if (CUresult code = driver.active_clusters(clusters, handle, &config))
+    return xla::ffi::Error::Internal(std::string("counting the clusters of ") + launch.kernel + " failed: " + driver.describe(code));
+  return xla::ffi::Error::Success();
 }
 
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments) {

@@ -32,6 +32,9 @@ struct Launch {
 // Resolves a kernel for the stream's context, so that nothing is loaded while a command buffer is being recorded.
 xla::ffi::Error load_kernel(CUstream stream, const char* module, const char* kernel);
 
+// How many clusters of the kernel's blocks run at once; the grid must hold at least one.
+xla::ffi::Error active_clusters(CUstream stream, const Launch& launch, int* clusters);
+
 // Enqueues the kernel. No allocation, no synchronisation.
 xla::ffi::Error launch_kernel(CUstream stream, const Launch& launch, void** arguments);
 
@@ -41,6 +44,9 @@ struct Device {
   unsigned shared_bytes;  // of one block, at most
 };
 Device device_of(CUstream stream);
+
+// The capability of the module's image for the stream's device, 0 for PTX.
+xla::ffi::Error image_of(CUstream stream, const char* module, int* capability);
 
 // Architecture of the image that was loaded last for `module` ("" if none): what tests assert.
 std::string loaded_architecture(const std::string& module);

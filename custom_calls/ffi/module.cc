@@ -33,6 +33,12 @@ nb::list images() {
   return rows;
 }
 
+nb::bytes image(const std::string& module, const std::string& architecture) {
+  for (const onecat::CudaImage& image : onecat::cuda_images())
+    if (image.module == module && image.architecture == architecture) return nb::bytes(image.begin, image.size());
+  throw nb::key_error((module + "." + architecture).c_str());
+}
+
 nb::tuple cuda_driver() {
   const onecat::CudaDriver& driver = onecat::CudaDriver::get();
   int version = 0;
@@ -50,6 +56,7 @@ nb::tuple choose_image(const std::string& module, int capability) {
 NB_MODULE(_ext, m) {
   m.def("registrations", &registrations);
   m.def("images", &images);
+  m.def("image", &image, nb::arg("module"), nb::arg("architecture"));
   m.def("cuda_driver", &cuda_driver);
   m.def("choose_image", &choose_image, nb::arg("module"), nb::arg("capability"));
   m.def("force_ptx", &onecat::force_ptx, nb::arg("value"));

@@ -11,6 +11,7 @@ from jax import Array, lax
 from onecat_jax.custom_calls.dispatch import PLAIN, Policy
 from onecat_jax.custom_calls.linear.reference import dot, in_code_order, linear_reference
 from onecat_jax.custom_calls.linear.routes import (
+    FEW_ROWS,
     LAYOUT_OF_ROUTE,
     LIBRARY,
     LinearDescriptor,
@@ -23,6 +24,7 @@ Packed = NVFP4 | FP8 | INT4
 
 # For more rows, GPUs expand the weight to float16 and use the library's matrix product.
 MAX_SMALL_ROWS = 64
+MAX_FLOAT16_ROWS = 16  # float16 weights: from here on the library's product is faster
 
 _KINDS: dict[type, WeightKind] = {Dense: "dense", NVFP4: "nvfp4", FP8: "fp8", INT4: "int4"}
 
@@ -38,7 +40,7 @@ def linear(
     """Multiplies rows by the transposed weight of one layer.
 
     Products are summed in float32. A row of zeros gives zeros. On a handler's route one order of summation serves every
-    number of rows up to 64 (on CPU: every number), so a row's bits don't depend on its neighbours.
+    number of rows up to 64 (float16 weights: 16; on CPU: every number), so a row's bits don't depend on its neighbours.
 
     Args:
       x: [..., K] float32, float16 or bfloat16.
@@ -80,12 +82,18 @@ def _run(route: str, x: Array, w: Linear, layer: Layer, out_dtype: Any) -> Array
     if route == PLAIN:
         return linear_reference(x, w, layer)
     if isinstance(w, Dense):
-        if route == LIBRARY:
-            return _library(x, pick(w.weight, layer).astype(x.dtype), out_dtype)
-        return _dense_cpu(x, w, layer)
+        return _dense(route, x, w, layer, out_dtype)
     if w.layout == "cpu16":
         return _packed_cpu(x, w, layer)
     return _packed_gpu(x, w, layer, out_dtype)
+
+
+def _dense(route: str, x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
+    if route not in (LIBRARY, FEW_ROWS):
+        return _dense_cpu(x, w, layer)
+    if route == LIBRARY or x.shape[0] > MAX_FLOAT16_ROWS or w.dtype != x.dtype:
+        return _library(x, pick(w.weight, layer).astype(x.dtype), out_dtype)
+    return _dense_gpu(x, w, layer, out_dtype)
 
 
 def _library(x: Array, matrix: Array, out_dtype: Any) -> Array:
@@ -113,12 +121,27 @@ def _call(
     return call(*operands, index, mul=np.int32(layer.mul), add=np.int32(layer.add), **attributes)
 
 
+def _stack(w: Dense, layer: Layer) -> tuple[Array, Layer]:
+    """A stack [L, N, K] and the layer's place in it."""
+    if isinstance(w.weight, tuple):
+        return pick(w.weight, layer)[None], Layer(0)
+    return w.weight, layer
+
+
 def _dense_cpu(x: Array, w: Dense, layer: Layer) -> Array:
-    weight, at = w.weight, layer
-    if isinstance(weight, tuple):
-        weight, at = pick(weight, layer)[None], Layer(0)
+    weight, at = _stack(w, layer)
     target, operands = "onecat_dense_linear_cpu_v1", (x.astype(jnp.float32), weight)
     return _call(target, (x.shape[0], w.n), jnp.float32, operands, at)
+
+
+def _dense_gpu(x: Array, w: Dense, layer: Layer, out_dtype: Any) -> Array:
+    weight, at = _stack(w, layer)
+    target, shape = "onecat_dense_linear_gpu_v1", (x.shape[0], w.n)
+    return _call(target, shape, _gpu_result(out_dtype), (x, weight), at)
+
+
+def _gpu_result(out_dtype: Any) -> Any:
+    return out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
 
 
 def _packed(w: Packed) -> tuple[tuple[Array, ...], dict[str, Any]]:
@@ -137,13 +160,13 @@ def _packed_cpu(x: Array, w: Packed, layer: Layer) -> Array:
 
 
 def _packed_gpu(x: Array, w: Packed, layer: Layer, out_dtype: Any) -> Array:
-    out = out_dtype if out_dtype in (jnp.float16, jnp.float32) else jnp.dtype(jnp.float32)
+    out = _gpu_result(out_dtype)
     operands, attributes = _packed(w)
     kind, attributes = _KINDS[type(w)], {**attributes, "layout": w.layout}
     if x.shape[0] <= MAX_SMALL_ROWS:
-        target, shape = f"onecat_{kind}_linear_gpu_v1", (x.shape[0], w.n)
+        target, shape = f"onecat_{kind}_linear_gpu_v2", (x.shape[0], w.n)
         return _call(target, shape, out, (x, *operands), layer, **attributes)
-    target, shape = f"onecat_{kind}_expand_gpu_v1", (w.n, w.k)
+    target, shape = f"onecat_{kind}_expand_gpu_v2", (w.n, w.k)
     slab = _call(target, shape, jnp.float16, operands, layer, **attributes)
     return _library(x, slab, out)
 

@@ -5,6 +5,36 @@
 
 namespace onecat::linear {
 
+// FP8 with scales of rows: they wait for the epilogue, beside the codes lies nothing.
+struct ScalesOfRows {
+  static constexpr int kSpans = 0;
+  struct Beside {};
+  struct Reader {
+    template <class Lane>
+    __device__ __forceinline__ Reader(const LinearArgs&, int, const Lane&) {}
+    __device__ __forceinline__ void load(int, Beside&) const {}
+  };
+  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n, kBlockRows) * kHalfUnit; }
+};
+
+// FP8 with scales of 128 k, which four units of 32 k share: they multiply the float32 sums, for a float16 operand times a scale
+// would round.
+struct ScalesOfBlocks {
+  static constexpr int kSpans = 1;
+  using Beside = FourFloats;
+  struct Reader {
+    const float* scales;
+
+    template <class Lane>
+    __device__ __forceinline__ Reader(const LinearArgs& a, int layer, const Lane& at)
+        : scales(static_cast<const float*>(a.scales) + block_of(a, layer) * a.groups * kBlockRows + at.sums) {}
+    __device__ __forceinline__ void load(int u, Beside& out) const {
+      out.load(scales, static_cast<size_t>(u >> 2) * kBlockRows);
+    }
+  };
+  static __device__ __forceinline__ float row_scale(const LinearArgs&, int, int) { return kHalfUnit; }
+};
+
 template <class Scales>
 struct Fp8 : Scales {
   static constexpr int kUnitK = 32;

@@ -6,6 +6,7 @@ namespace onecat::linear {
 namespace {
 
 constexpr Kind kKind = {"fp8", 32};
+constexpr StepBytes kBytes = {1024, 64, 4, 0, 0}, kRowBytes = {1024, 0, 0, 0, 1 << 16};
 constexpr const char* kRows = "";  // suffixes of the kernels for scales of rows, and of 128 k
 constexpr const char* kBlocks = "_blocks";
 
@@ -17,50 +18,50 @@ struct Packed {
 };
 
 // Checks the weight against logical [n, k], fills the arguments that describe it and picks the kernels.
-ffi::Error describe(const Packed& w, int64_t n, int64_t k, LinearArgs* args, const char** suffix) {
-  if (ffi::Error error = describe_codes(kKind, w.codes, w.index, w.mul, w.add, n, k, args); error.failure()) return error;
+ffi::Error describe(const Body& body, const Packed& w, int64_t n, int64_t k, LinearArgs* args, const char** suffix) {
+  if (ffi::Error error = describe_codes(body, w.codes, w.index, w.mul, w.add, n, k, args); error.failure()) return error;
   const int64_t layers = args->layers, blocks = args->blocks, groups = (k + 127) / 128;
-  if (has_shape(w.scales.dimensions(), {layers, blocks * kBlockRows})) {
+  if (has_shape(w.scales.dimensions(), {layers, blocks * body.block_rows()})) {
     args->rows = w.scales.typed_data();
     *suffix = kRows;
-  } else if (has_shape(w.scales.dimensions(), {layers, blocks, groups, kBlockRows})) {
+  } else if (has_shape(w.scales.dimensions(), {layers, blocks, groups, body.block_rows()})) {
     args->scales = w.scales.typed_data();
     args->groups = static_cast<int>(groups);
     *suffix = kBlocks;
   } else {
     return invalid("fp8 linear: scales are ", shape_text(w.scales.dimensions()), ", must be [", layers, ", ",
-                   blocks * kBlockRows, "] or [", layers, ", ", blocks, ", ", groups, ", 32]");
+                   blocks * body.block_rows(), "] or [", layers, ", ", blocks, ", ", groups, ", ", body.block_rows(), "]");
   }
   return ffi::Error::Success();
 }
 
 ffi::Error Linear(CUstream stream, F16 x, U8 codes, F32 scales, LayerIndex index, ffi::Result<ffi::AnyBuffer> y, int32_t mul,
                   int32_t add, std::string_view layout) {
-  std::string module;
+  Body body;
   LinearArgs args{};
   const char* suffix;
-  if (ffi::Error error = module_of(kKind, layout, &module); error.failure()) return error;
+  if (ffi::Error error = body_of(kKind, layout, &body); error.failure()) return error;
   if (ffi::Error error = check_rows(kKind, x, *y); error.failure()) return error;
   const Packed weight{codes, scales, index, mul, add};
-  if (ffi::Error error = describe(weight, y->dimensions()[1], x.dimensions()[1], &args, &suffix); error.failure()) return error;
-  return launch_linear(stream, module, suffix, x, *y, args);
+  if (ffi::Error error = describe(body, weight, y->dimensions()[1], x.dimensions()[1], &args, &suffix); error.failure()) return error;
+  return launch_linear(stream, body, suffix, suffix == kRows ? kRowBytes : kBytes, x, *y, args);
 }
 
 ffi::Error Expand(CUstream stream, U8 codes, F32 scales, LayerIndex index, ffi::Result<F16> slab, int32_t mul, int32_t add,
                   std::string_view layout) {
-  std::string module;
+  Body body;
   LinearArgs args{};
   const char* suffix;
-  if (ffi::Error error = module_of(kKind, layout, &module); error.failure()) return error;
+  if (ffi::Error error = body_of(kKind, layout, &body); error.failure()) return error;
   if (ffi::Error error = check_slab(kKind, *slab); error.failure()) return error;
   const Packed weight{codes, scales, index, mul, add};
   const auto d = slab->dimensions();
-  if (ffi::Error error = describe(weight, d[0], d[1], &args, &suffix); error.failure()) return error;
-  return launch_expand(stream, module, suffix, *slab, args);
+  if (ffi::Error error = describe(body, weight, d[0], d[1], &args, &suffix); error.failure()) return error;
+  return launch_expand(stream, body, suffix, kBytes, *slab, args);
 }
 
 ffi::Error Initialize(CUstream stream, int32_t, int32_t, std::string_view layout) {
-  return load_kernels(stream, kKind, layout, {kRows, kBlocks});
+  return load_kernels(stream, kKind, layout, {kRows, kBlocks}, true, true);
 }
 
 XLA_FFI_DEFINE_HANDLER(kLinear, Linear,
@@ -93,8 +94,8 @@ XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                            .Attr<int32_t>("add")
                            .Attr<std::string_view>("layout"));
 
-const Registration kRegisterLinear("onecat_fp8_linear_gpu_v1", "CUDA", kLinear, kInitialize);
-const Registration kRegisterExpand("onecat_fp8_expand_gpu_v1", "CUDA", kExpand, kInitialize);
+const Registration kRegisterLinear("onecat_fp8_linear_gpu_v2", "CUDA", kLinear, kInitialize);
+const Registration kRegisterExpand("onecat_fp8_expand_gpu_v2", "CUDA", kExpand, kInitialize);
 
 }  // namespace
 }  // namespace onecat::linear

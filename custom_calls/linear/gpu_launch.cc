@@ -1,49 +1,98 @@
 #include "linear/gpu_launch.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "ffi/message.h"
 
 namespace onecat::linear {
 namespace {
 
-constexpr int kMaxRows = 64;
+// Names of the kernels of a body, without suffix.
+std::string stream_kernel(int rows, int cluster) {
+  return "linear_x" + std::to_string(rows) + "_s" + std::to_string(cluster);
+}
 
-// The kernel for m activation rows and a weight of `blocks` blocks. How many warps share K decides the order of summation,
-// so it depends on the weight alone; the activation rows per block change no order.
-struct Tactic {
-  const char* kernel;
-  int rows, warps;
-};
+std::string name_of(const DirectKernel& kernel) {
+  return "direct_x" + std::to_string(kernel.rows) + "_s" + std::to_string(kernel.cluster) + "_q" + std::to_string(kernel.parts);
+}
 
-constexpr Tactic kTactics[] = {{"linear_x8_w4", 8, 4},   {"linear_x16_w4", 16, 4}, {"linear_x32_w4", 32, 4},
-                               {"linear_x8_w8", 8, 8},   {"linear_x16_w8", 16, 8}, {"linear_x32_w8", 32, 8}};
-constexpr int64_t kManyBlocks = 256;  // from here on blocks alone fill a GPU, and long streams of few warps pay
+// The kernels of m16n8k16_direct.cuh: at most kMostRows rows.
+ffi::Error launch_direct(CUstream stream, const Body& body, const Device& device, LinearArgs args) {
+  const DirectKernel kernel = direct_kernel(args);
+  const std::string name = name_of(kernel);
+  const unsigned blocks = static_cast<unsigned>(kernel.cluster);
+  Launch launch{body.module.c_str(), name.c_str(), blocks, 1, 1, kDirectWarps * 32, 0};
+  int clusters = device.multiprocessors;
+  if (kernel.cluster > 1) {
+    launch.shared_bytes = direct_tactic(device, kernel, 1, &args);
+    if (ffi::Error error = active_clusters(stream, launch, &clusters); error.failure()) return error;
+    if (clusters < 1) return invalid(body.kind->name, " linear: no cluster of ", blocks, " blocks can run on this GPU now");
+  }
+  clusters = std::min(clusters, args.blocks);
+  launch.shared_bytes = direct_tactic(device, kernel, clusters, &args);
+  launch.grid_x = static_cast<unsigned>(clusters) * blocks;
+  void* pointers[] = {&args};
+  return launch_kernel(stream, launch, pointers);
+}
 
-const Tactic& tactic_of(int64_t m, int64_t blocks) {
-  const int rows = m <= 8 ? 0 : m <= 16 ? 1 : 2;
-  return kTactics[(blocks >= kManyBlocks ? 0 : 3) + rows];
+// The kernels of m16n8k16.cuh: at most kMostRows rows.
+ffi::Error launch_ring(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const Device& device,
+                       int image, LinearArgs args) {
+  StreamTactic tactic;
+  if (!stream_tactic(device, image, bytes, &args, &tactic))
+    return invalid(body.kind->name, " linear: ", args.m, " rows don't fit into the ", device.shared_bytes,
+                   " bytes of shared memory that a block can have on this GPU");
+  const std::string kernel = stream_kernel(tactic.rows, tactic.cluster) + suffix;
+  void* pointers[] = {&args};
+  return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), tactic.blocks, 1, 1, (kStreams + 2) * 32, tactic.shared_bytes},
+                       pointers);
+}
+
+// The bodies for m16n8k16, kMostRows rows at a time.
+ffi::Error launch_streams(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const LinearArgs& whole) {
+  const Device device = device_of(stream);
+  int image;
+  if (ffi::Error error = image_of(stream, body.module.c_str(), &image); error.failure()) return error;
+  const bool direct = takes_direct(device, image, bytes, whole);
+  const size_t row_in = static_cast<size_t>(whole.k) * 2, row_out = static_cast<size_t>(whole.n) * (whole.out_is_f16 ? 2 : 4);
+  for (int first = 0; first < whole.m; first += kMostRows) {
+    LinearArgs args = whole;
+    args.m = std::min(kMostRows, whole.m - first);
+    args.x = static_cast<const char*>(whole.x) + first * row_in;
+    args.out = static_cast<char*>(whole.out) + first * row_out;
+    const ffi::Error error = direct ? launch_direct(stream, body, device, args) : launch_ring(stream, body, suffix, bytes, device, image, args);
+    if (error.failure()) return error;
+  }
+  return ffi::Error::Success();
 }
 
 }  // namespace
 
-ffi::Error module_of(const Kind& kind, std::string_view layout, std::string* module) {
+ffi::Error body_of(const Kind& kind, std::string_view layout, Body* body) {
   if (layout != "m8n8k4" && layout != "m16n8k16")
     return invalid(kind.name, " linear: layout is '", layout, "', must be m8n8k4 or m16n8k16");
-  *module = std::string(kind.name) + "_" + std::string(layout);
+  *body = {&kind, layout == "m16n8k16", std::string(kind.name) + "_" + std::string(layout)};
   return ffi::Error::Success();
 }
 
-ffi::Error describe_codes(const Kind& kind, const U8& codes, const LayerIndex& index, int32_t mul, int32_t add, int64_t n,
-                          int64_t k, LinearArgs* args) {
-  const auto c = codes.dimensions();
-  if (k % 32) return invalid(kind.name, " linear: K is ", k, ", must be a multiple of 32");
-  const int64_t blocks = (n + kBlockRows - 1) / kBlockRows, units = (k + kind.unit_k - 1) / kind.unit_k;
-  if (c.size() != 6 || !has_shape(c, {c[0], blocks, units, 2, 32, 16}))
-    return invalid(kind.name, " linear: codes are ", shape_text(c), ", a weight [", n, ", ", k, "] needs [L, ", blocks, ", ",
-                   units, ", 2, 32, 16]");
-  args->codes = codes.typed_data();
+void describe_layer(const LayerIndex& index, int32_t mul, int32_t add, LinearArgs* args) {
   args->index = index.typed_data();
   args->mul = mul;
   args->add = add;
+}
+
+ffi::Error describe_codes(const Body& body, const U8& codes, const LayerIndex& index, int32_t mul, int32_t add, int64_t n,
+                          int64_t k, LinearArgs* args) {
+  const auto c = codes.dimensions();
+  if (k % 32) return invalid(body.kind->name, " linear: K is ", k, ", must be a multiple of 32");
+  const int64_t blocks = (n + 31) / 32 * 32 / body.block_rows(), units = (k + body.unit_k() - 1) / body.unit_k();
+  const int64_t pieces = body.m16n8k16 ? kStepK / body.kind->m8n8k4_unit_k : 2;
+  if (c.size() != 6 || !has_shape(c, {c[0], blocks, units, pieces, 32, 16}))
+    return invalid(body.kind->name, " linear: codes are ", shape_text(c), ", a weight [", n, ", ", k, "] needs [L, ", blocks, ", ",
+                   units, ", ", pieces, ", 32, 16]");
+  describe_layer(index, mul, add, args);
+  args->codes = codes.typed_data();
   args->layers = static_cast<int>(c[0]);
   args->blocks = static_cast<int>(blocks);
   args->units = static_cast<int>(units);
@@ -68,41 +117,59 @@ ffi::Error check_slab(const Kind& kind, const F16& slab) {
   return invalid(kind.name, " expand: the result is ", shape_text(slab.dimensions()), ", must be [N, K]");
 }
 
-ffi::Error launch_linear(CUstream stream, const std::string& module, const char* suffix, const F16& x, ffi::AnyBuffer& y,
-                         LinearArgs& args) {
+ffi::Error launch_linear(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, const F16& x,
+                         ffi::AnyBuffer& y, LinearArgs& args) {
   args.x = x.untyped_data();
   args.out = y.untyped_data();
   args.m = static_cast<int>(x.dimensions()[0]);
   args.out_is_f16 = y.element_type() == ffi::DataType::F16;
-  const Tactic& tactic = tactic_of(args.m, args.blocks);
-  const std::string kernel = std::string(tactic.kernel) + suffix;
+  if (body.m16n8k16) return launch_streams(stream, body, suffix, bytes, args);
   void* pointers[] = {&args};
-  const unsigned tiles = static_cast<unsigned>((args.m + tactic.rows - 1) / tactic.rows);
+  const BlockTactic& tactic = block_tactic(args.m, args.blocks);
+  const std::string kernel = std::string(tactic.kernel) + suffix;
   const unsigned blocks = static_cast<unsigned>(args.blocks), threads = static_cast<unsigned>(tactic.warps * 32);
-  return launch_kernel(stream, {module.c_str(), kernel.c_str(), blocks, tiles, 1, threads, 0}, pointers);
+  const unsigned tiles = static_cast<unsigned>((args.m + tactic.rows - 1) / tactic.rows);
+  return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), blocks, tiles, 1, threads, 0}, pointers);
 }
 
-ffi::Error launch_expand(CUstream stream, const std::string& module, const char* suffix, F16& slab, LinearArgs& args) {
+ffi::Error launch_expand(CUstream stream, const Body& body, const char* suffix, const StepBytes& bytes, F16& slab,
+                         LinearArgs& args) {
   args.out = slab.untyped_data();
   const std::string kernel = std::string("expand") + suffix;
   void* pointers[] = {&args};
   const unsigned groups = static_cast<unsigned>((args.units + kExpandWarps - 1) / kExpandWarps);
   const unsigned blocks = static_cast<unsigned>(args.blocks);
-  return launch_kernel(stream, {module.c_str(), kernel.c_str(), blocks, groups, 1, kExpandWarps * 32, 0}, pointers);
+  unsigned shared = 0;
+  if (body.m16n8k16) {
+    args.group = kExpandWarps;
+    args.ring = 1;
+    args.group_bytes = group_bytes(bytes, kExpandWarps, &args.group_scales);
+    shared = static_cast<unsigned>(args.group_bytes);
+  }
+  return launch_kernel(stream, {body.module.c_str(), kernel.c_str(), blocks, groups, 1, kExpandWarps * 32, shared}, pointers);
 }
 
 ffi::Error load_kernels(CUstream stream, const Kind& kind, std::string_view layout,
-                        std::initializer_list<const char*> suffixes) {
-  std::string module;
-  if (ffi::Error error = module_of(kind, layout, &module); error.failure()) return error;
-  for (const char* suffix : suffixes) {
-    for (const Tactic& tactic : kTactics) {
-      const std::string kernel = std::string(tactic.kernel) + suffix;
-      if (ffi::Error error = load_kernel(stream, module.c_str(), kernel.c_str()); error.failure()) return error;
-    }
-    const std::string expand = std::string("expand") + suffix;
-    if (ffi::Error error = load_kernel(stream, module.c_str(), expand.c_str()); error.failure()) return error;
+                        std::initializer_list<const char*> suffixes, bool expands, bool direct) {
+  Body body;
+  int image;
+  if (ffi::Error error = body_of(kind, layout, &body); error.failure()) return error;
+  if (ffi::Error error = image_of(stream, body.module.c_str(), &image); error.failure()) return error;
+  std::vector<std::string> kernels;
+  if (expands) kernels.push_back("expand");
+  if (body.m16n8k16) {
+    for (int cluster : {1, 2})
+      for (int rows : {8, kMostRows})
+        if (cluster == 1 || image >= 90) kernels.push_back(stream_kernel(rows, cluster));
+  } else {
+    for (const BlockTactic& tactic : kBlockTactics) kernels.push_back(tactic.kernel);
   }
+  for (const char* suffix : suffixes)
+    for (const std::string& kernel : kernels)
+      if (ffi::Error error = load_kernel(stream, body.module.c_str(), (kernel + suffix).c_str()); error.failure()) return error;
+  if (!direct || !body.m16n8k16 || image < 90) return ffi::Error::Success();
+  for (const DirectKernel& kernel : kDirectKernels)
+    if (ffi::Error error = load_kernel(stream, body.module.c_str(), name_of(kernel).c_str()); error.failure()) return error;
   return ffi::Error::Success();
 }
 

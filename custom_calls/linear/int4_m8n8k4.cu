@@ -6,6 +6,39 @@
 
 namespace onecat::linear {
 
+// What goes with a unit of 64 k: one group's scales and zero points, or those of each 32 k.
+template <int S, class FourScales>
+struct Int4Beside {
+  FourScales scales[S];
+  u32 zeros[S];  // as many bytes as the family's lanes need
+};
+
+// `kZeros` bytes of zero points from Lane::zeros on.
+template <int S, class FourScales, int kZeros>
+struct Int4Reader {
+  const void* scales;
+  const unsigned char* zeros;
+  size_t first;
+  u32 reciprocal;
+
+  template <class Lane>
+  __device__ __forceinline__ Int4Reader(const LinearArgs& a, int layer, const Lane& at)
+      : scales(a.scales), reciprocal(a.group_reciprocal) {
+    const size_t start = block_of(a, layer) * a.groups * kBlockRows;
+    first = start + at.sums;
+    zeros = a.zeros + start + at.zeros;
+  }
+  __device__ __forceinline__ void load(int u, Int4Beside<S, FourScales>& out) const {
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+      const u32 half = 2 * u + s, group = reciprocal ? __umulhi(half, reciprocal) : half;
+      out.scales[s].load(scales, first + static_cast<size_t>(group) * kBlockRows);
+      const unsigned char* z = zeros + static_cast<size_t>(group) * kBlockRows;
+      out.zeros[s] = kZeros == 4 ? load4(z) : load1(z);
+    }
+  }
+};
+
 // S groups per unit of 64 k.
 template <int S, class FourScales>
 struct Int4 {

@@ -3,10 +3,8 @@
 //
 // With lane l, quad-pair q = (l & 15) / 4 and h = l / 16: operand A and B hold row and column (l & 3) + 4 h with 4
 // consecutive k; element i of the sums is row (l & 1) + (i & 2) + 4 h, column (i & 4) + (l & 2) + (i & 1).
-//
-// A decoder gives octet(j, out): 8 consecutive k of the lane's row, from 8 j of the unit on, as four half2.
 #pragma once
-#include "linear/decode.cuh"
+#include "linear/m8n8k4_stream.cuh"
 
 namespace onecat::linear {
 
@@ -117,3 +115,21 @@ __device__ __forceinline__ void expand_block(const LinearArgs& a) {
 }
 
 }  // namespace onecat::linear
+
+// The kernels of a decoder (tactics: gpu_launch.cc) and its expansion. Blocks per SM are what fits without spills on sm_70.
+#define ONECAT_LINEAR(SUFFIX, DECODER, X, W, BLOCKS_PER_SM) \
+  extern "C" __global__ void __launch_bounds__(W * 32, BLOCKS_PER_SM) \
+      linear_x##X##_w##W##SUFFIX(onecat::linear::LinearArgs a) { \
+    onecat::linear::linear_block<onecat::linear::DECODER, X, W>(a); \
+  }
+#define ONECAT_LINEARS(SUFFIX, DECODER) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 8, 4, 4) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 16, 4, 3) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 32, 4, 2) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 8, 8, (onecat::linear::DECODER::kSpans > 1 ? 1 : 2)) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 16, 8, (onecat::linear::DECODER::kSpans > 1 ? 1 : 2)) \
+  ONECAT_LINEAR(SUFFIX, DECODER, 32, 8, 1) \
+  extern "C" __global__ void __launch_bounds__(onecat::linear::kExpandWarps * 32) \
+      expand##SUFFIX(onecat::linear::LinearArgs a) { \
+    onecat::linear::expand_block<onecat::linear::DECODER>(a); \
+  }

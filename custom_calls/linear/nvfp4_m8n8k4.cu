@@ -5,6 +5,17 @@
 
 namespace onecat::linear {
 
+constexpr int kUnitScales = 128;     // bytes of a block's unit
+
+struct Nvfp4Reader {
+  const unsigned char* scales;
+
+  template <class Lane>
+  __device__ __forceinline__ Nvfp4Reader(const LinearArgs& a, int layer, const Lane& at)
+      : scales(static_cast<const unsigned char*>(a.scales) + block_of(a, layer) * a.units * kUnitScales + at.codes * 4) {}
+  __device__ __forceinline__ void load(int u, u32& out) const { out = load_scales(scales + u * kUnitScales); }
+};
+
 struct Nvfp4 {
   static constexpr int kUnitK = 64, kSpans = 0;
   using Beside = u32;
@@ -22,7 +33,7 @@ struct Nvfp4 {
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] = multiply2(out[i], scales[j >> 1]);
   }
-  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n); }
+  static __device__ __forceinline__ float row_scale(const LinearArgs& a, int layer, int n) { return stored_row_scale(a, layer, n, kBlockRows) * kHalfUnit; }
 };
 
 }  // namespace onecat::linear

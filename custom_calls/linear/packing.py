@@ -1,19 +1,19 @@
 """Checkpoint order -> the byte orders that the handlers read. Vectorised numpy, a block of rows at a time.
 
-Physical N is a multiple of 32 in every packed layout. Physical K is a multiple of 32 for "cpu16" and for FP8, of 64 for NVFP4
-and INT4 in the GPU layouts. What padding adds is zero codes under zero scales, so it decodes to zero.
+Physical N is a multiple of 32 in every packed layout. Physical K is a multiple of 32 for "cpu16" and for FP8 in "m8n8k4", else
+of 64. What padding adds is zero codes under zero scales, so it decodes to zero.
 
 cpu16      tiles of 8 rows, units of 32 k.
 m8n8k4     (sm_70, weights are operand B) blocks of 32 rows, units of 1024 bytes.
-m16n8k16   (sm_80 and later, weights are operand A) blocks of two 16-row tiles, units of 1024 bytes.
+m16n8k16   (sm_80 and later, weights are operand A) tiles of 16 rows, steps of 64 k: a run of a tile's steps lies in one piece.
 
 NVFP4
 cpu16      codes [N/8, K/32, 8 rows, 16]: the low nibble of byte j is k = j, the high one k = 16 + j, so that each half is one
            scale group in 16 lanes. scales [N/8, K/32, 8 rows, 2].
 m8n8k4     codes [N/32, K/64, 2, 32 rows, 16]: a lane owns a row and 32 k of each half. scales [N/32, K/64, 32 rows, 4].
-m16n8k16   codes [N/32, K/64, 2 tiles, 32 lanes, 16]: lane 4 g + t owns rows g and g + 8 of the tile and scale group t;
+m16n8k16   codes [N/16, K/64, 1, 32 lanes, 16]: lane 4 g + t owns rows g and g + 8 of the tile and scale group t;
            word i feeds instruction i with k = 16 t + 4 i + 0..3 of both rows.
-           scales [N/32, K/64, 32 lanes, 4]: rows g and g + 8 of the first tile, then of the second.
+           scales [N/16, K/64, 32 lanes, 2]: rows g and g + 8.
 
 A 32-bit word of the GPU layouts holds four code pairs A, B, C, D, the first code of each pair in the low 16 bits:
 A: sign 15, magnitude 11..9   B: magnitude 14..12, sign 8   C: sign 7, magnitude 3..1   D: magnitude 6..4, sign 0.
@@ -23,8 +23,8 @@ m8n8k4: A..D are k = 0,1  2,3  4,5  6,7 of the word's 8 k. m16n8k16: A, C are k 
 FP8
 cpu16      codes [N/8, K/32, 8 rows, 32], bytes as they are.
 m8n8k4     codes [N/32, K/32, 2, 32 rows, 16]: a lane owns a row and 16 k of each half, word i k = 4 i + 0..3 of them.
-m16n8k16   codes [N/32, K/32, 2 tiles, 32 lanes, 16]: lane 4 g + t owns k = 8 t + 0..7 of rows g and g + 8; words 2 i and
-           2 i + 1 feed instruction i with k = 8 t + 4 i + 0..3 of row g and of row g + 8.
+m16n8k16   codes [N/16, K/64, 2, 32 lanes, 16]: lane 4 g + t owns k = 8 t + 0..7 of each half and rows g and g + 8; words 2 i
+           and 2 i + 1 feed instruction i of the half with k = 8 t + 4 i + 0..3 of row g and of row g + 8.
 
 A word of the GPU layouts holds k = 0,1 as pair A, k = 2,3 as pair B, the first code of each pair in the low 16 bits:
 A: sign 15, magnitude 13..7   B: sign 14, magnitude 6..0. A magnitude in bits 13..7 of a float16 is the E4M3 value times 2^-8.
@@ -33,18 +33,18 @@ One scale per row: [N]. One per row and 128 k: see below, groups of 128 k, the l
 INT4
 cpu16      codes as for NVFP4.
 m8n8k4     codes [N/32, K/64, 2, 32 rows, 16]: a lane owns a row and 32 k of each half, word i k = 8 i + 0..7 of them.
-m16n8k16   codes [N/32, K/64, 2 tiles, 32 lanes, 16]: lane 4 g + t owns rows g and g + 8; word i feeds instruction i with
+m16n8k16   codes [N/16, K/64, 1, 32 lanes, 16]: lane 4 g + t owns rows g and g + 8; word i feeds instruction i with
            k = 32 (i / 2) + 8 t + 4 (i % 2) + 0..3 of both rows, so that an instruction stays within 32 k, hence within a group.
 
 A word of the GPU layouts holds four code pairs A, B, C, D in bits 3..0, 7..4, 11..8 and 15..12 of both halves, the first code
 of each pair in the low 16 bits. m8n8k4: A..D are k = 0,1  2,3  4,5  6,7. m16n8k16: A, C are k = 0,1 and 2,3 of row g, B, D of
 row g + 8.
 
-Scales and zero points per row and group: [N/8, groups, 8] for cpu16, [N/32, groups, 32] for the GPU layouts, where the rows
-of a block are ordered by the lane that needs them:
+Scales and zero points per row and group: [N/8, groups, 8] for cpu16, [N/32, groups, 32] for m8n8k4, [N/16, groups, 16] for
+m16n8k16, where the rows of a block or tile are ordered by the lane that needs them:
 m8n8k4     zero points: as they are, for a lane subtracts that of the row it owns. Scales: octets in the order 0 1 4 5 2 3 6 7,
            for a lane holds sums of rows 0 1 4 5 or of rows 2 3 6 7.
-m16n8k16   place 4 g + j holds row g, g + 8, g + 16 or g + 24: of these a lane owns codes, and holds sums.
+m16n8k16   places 2 g and 2 g + 1 hold rows g and g + 8: of these a lane owns codes, and holds sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,12 +55,13 @@ import numpy as np
 from onecat_jax.custom_calls.linear.weights import HALF_UNIT
 
 ROW_MULTIPLE = 32
+TILES = {"cpu16": 8, "m8n8k4": 32, "m16n8k16": 16}  # rows
 K_MULTIPLES = {"cpu16": 32, "m8n8k4": 64, "m16n8k16": 64}  # of 4-bit codes
 
 _OCTETS = (
     np.arange(32).reshape(4, 2, 2, 2).transpose(0, 2, 1, 3).ravel()
 )  # 0 1 4 5 2 3 6 7 8 9 12 ...
-_LANES = np.arange(32).reshape(4, 8).T.ravel()  # 0 8 16 24 1 9 ...
+_LANES = np.arange(16).reshape(2, 8).T.ravel()  # 0 8 1 9 ...
 ROWS_OF_CODES = {"cpu16": np.arange(8), "m8n8k4": np.arange(32), "m16n8k16": _LANES}
 ROWS_OF_SUMS = {"cpu16": np.arange(8), "m8n8k4": _OCTETS, "m16n8k16": _LANES}
 _BLOCK_BYTES = 384 << 10  # packed at once: what a block needs in between stays in the cache
@@ -146,10 +147,10 @@ def _m8n8k4(codes: np.ndarray, tables: Tables) -> np.ndarray:
 
 
 def _m16n8k16(codes: np.ndarray, tables: Tables) -> np.ndarray:
-    """4-bit codes -> words [block, tile, g, two bytes of a row]: A and C are of row g, B and D of row g + 8."""
+    """4-bit codes -> words [tile, g, two bytes of a row]: A and C are of row g, B and D of row g + 8."""
     n, columns = codes.shape
-    shorts = _words(codes, np.uint16).reshape(n // 32, 2, 2, 8, columns // 2)
-    row, row8 = shorts[:, :, 0], shorts[:, :, 1]
+    shorts = _words(codes, np.uint16).reshape(n // 16, 2, 8, columns // 2)
+    row, row8 = shorts[:, 0], shorts[:, 1]
     ab, cd = (row & 0xFF) | (row8 << 8), (row >> 8) | (row8 & 0xFF00)
     return tables[0].take(ab) | tables[1].take(cd)
 
@@ -159,8 +160,8 @@ def _e2m1_m8n8k4(codes: np.ndarray) -> np.ndarray:
 
 
 def _e2m1_m16n8k16(codes: np.ndarray) -> np.ndarray:
-    words = _m16n8k16(codes, _E2M1_TABLES)  # block tile g unit t word
-    return words.reshape(*words.shape[:3], -1, 4, 4).transpose(0, 3, 1, 2, 4, 5)
+    words = _m16n8k16(codes, _E2M1_TABLES)  # tile g step t word
+    return words.reshape(*words.shape[:2], -1, 4, 4).transpose(0, 2, 1, 3, 4)
 
 
 def _int4_m8n8k4(codes: np.ndarray) -> np.ndarray:
@@ -168,8 +169,8 @@ def _int4_m8n8k4(codes: np.ndarray) -> np.ndarray:
 
 
 def _int4_m16n8k16(codes: np.ndarray) -> np.ndarray:
-    words = _m16n8k16(codes, _INT4_TABLES)  # block tile g unit half t instruction
-    return words.reshape(*words.shape[:3], -1, 2, 4, 2).transpose(0, 3, 1, 2, 5, 4, 6)
+    words = _m16n8k16(codes, _INT4_TABLES)  # tile g step half t instruction
+    return words.reshape(*words.shape[:2], -1, 2, 4, 2).transpose(0, 2, 1, 4, 3, 5)
 
 
 # ---- E4M3 codes [N, K]
@@ -204,9 +205,10 @@ def _e4m3_m8n8k4(codes: np.ndarray) -> np.ndarray:
 
 def _e4m3_m16n8k16(codes: np.ndarray) -> np.ndarray:
     n, k = codes.shape
-    # block tile row8 g unit t instruction
-    words = _e4m3_words(codes).reshape(n // 32, 2, 2, 8, k // 32, 4, 2)
-    return words.transpose(0, 4, 1, 3, 5, 6, 2)  # block unit tile g t instruction row8
+    words = _e4m3_words(codes).reshape(
+        n // 16, 2, 8, k // 64, 2, 4, 2
+    )  # tile row8 g step half t instruction
+    return words.transpose(0, 3, 4, 2, 5, 6, 1)
 
 
 # ---- NVFP4 scales [N, K / 16]
@@ -224,8 +226,9 @@ def _scales_m8n8k4(scales: np.ndarray) -> np.ndarray:
 
 def _scales_m16n8k16(scales: np.ndarray) -> np.ndarray:
     n, groups = scales.shape
-    s = scales.reshape(n // 32, 2, 2, 8, groups // 4, 4)  # block tile row8 g unit t
-    return s.transpose(0, 4, 3, 5, 1, 2)  # block unit g t tile row8
+    return scales.reshape(n // 16, 2, 8, groups // 4, 4).transpose(
+        0, 3, 2, 4, 1
+    )  # tile step g t row8
 
 
 @dataclass(frozen=True)
@@ -235,29 +238,25 @@ class Form:
     pack: Callable[
         [np.ndarray], np.ndarray
     ]  # [N, C] -> [tiles, units, ...] in any shape and width of bytes
-    columns: int  # per unit
+    columns: int  # per unit or step
     unit: tuple[int, ...]  # bytes of a tile and a unit
 
 
-_GPU_CODES = (2, 32, 16)
+_HALVES, _WHOLE = (2, 32, 16), (1, 32, 16)
 FORMS = {
     ("nvfp4 codes", "cpu16"): Form(_nibbles_cpu16, 16, (8, 16)),
-    ("nvfp4 codes", "m8n8k4"): Form(_e2m1_m8n8k4, 32, _GPU_CODES),
-    ("nvfp4 codes", "m16n8k16"): Form(_e2m1_m16n8k16, 32, _GPU_CODES),
+    ("nvfp4 codes", "m8n8k4"): Form(_e2m1_m8n8k4, 32, _HALVES),
+    ("nvfp4 codes", "m16n8k16"): Form(_e2m1_m16n8k16, 32, _WHOLE),
     ("nvfp4 scales", "cpu16"): Form(_scales_cpu16, 2, (8, 2)),
     ("nvfp4 scales", "m8n8k4"): Form(_scales_m8n8k4, 4, (32, 4)),
-    ("nvfp4 scales", "m16n8k16"): Form(_scales_m16n8k16, 4, (32, 4)),
+    ("nvfp4 scales", "m16n8k16"): Form(_scales_m16n8k16, 4, (32, 2)),
     ("fp8 codes", "cpu16"): Form(_e4m3_cpu16, 32, (8, 32)),
-    ("fp8 codes", "m8n8k4"): Form(_e4m3_m8n8k4, 32, _GPU_CODES),
-    ("fp8 codes", "m16n8k16"): Form(_e4m3_m16n8k16, 32, _GPU_CODES),
+    ("fp8 codes", "m8n8k4"): Form(_e4m3_m8n8k4, 32, _HALVES),
+    ("fp8 codes", "m16n8k16"): Form(_e4m3_m16n8k16, 64, _HALVES),
     ("int4 codes", "cpu16"): Form(_nibbles_cpu16, 16, (8, 16)),
-    ("int4 codes", "m8n8k4"): Form(_int4_m8n8k4, 32, _GPU_CODES),
-    ("int4 codes", "m16n8k16"): Form(_int4_m16n8k16, 32, _GPU_CODES),
+    ("int4 codes", "m8n8k4"): Form(_int4_m8n8k4, 32, _HALVES),
+    ("int4 codes", "m16n8k16"): Form(_int4_m16n8k16, 32, _WHOLE),
 }
-
-
-def _tile(layout: str) -> int:
-    return 8 if layout == "cpu16" else 32
 
 
 def packed_shape(what: str, n: int, columns: int, layout: str) -> tuple[int, ...]:
@@ -265,7 +264,7 @@ def packed_shape(what: str, n: int, columns: int, layout: str) -> tuple[int, ...
     if layout == "rows":
         return n, columns
     form = FORMS[what, layout]
-    return physical_rows(n) // _tile(layout), -(-columns // form.columns), *form.unit
+    return physical_rows(n) // TILES[layout], -(-columns // form.columns), *form.unit
 
 
 def pack_into(out: np.ndarray, what: str, siblings: Sequence[np.ndarray], layout: str) -> None:
@@ -277,13 +276,13 @@ def pack_into(out: np.ndarray, what: str, siblings: Sequence[np.ndarray], layout
         siblings = [np.concatenate(siblings)]
     first = 0  # tile
     for array in siblings:
-        tiles = physical_rows(len(array)) // _tile(layout)
+        tiles = physical_rows(len(array)) // TILES[layout]
         _pack_one(out[first : first + tiles], what, array, layout)
         first += tiles
 
 
 def _pack_one(out: np.ndarray, what: str, array: np.ndarray, layout: str) -> None:
-    form, tile = FORMS[what, layout], _tile(layout)
+    form, tile = FORMS[what, layout], TILES[layout]
     rows = ROW_MULTIPLE * max(1, _BLOCK_BYTES // (ROW_MULTIPLE * array.shape[1]))
     for row in range(0, len(array), rows):
         packed = form.pack(padded(array[row : row + rows], form.columns))

@@ -19,6 +19,8 @@ LAYOUT_OF_ROUTE = {
     PLAIN: "rows",
 }
 LIBRARY = "library dot"
+FEW_ROWS = "sm_80 handler, library dot for many rows"
+LARGE_SHARED_MEMORY = (80, 90, 100, 103)  # compute capabilities
 
 WeightKind = Literal["nvfp4", "fp8", "int4", "dense"]
 KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
@@ -98,6 +100,12 @@ def _decline_sm80(d: LinearDescriptor, target: Target) -> str | None:
     return _decline_gpu(d)
 
 
+def _decline_few_rows(d: LinearDescriptor, target: Target) -> str | None:
+    if target.platform == "gpu" and target.capability not in LARGE_SHARED_MEMORY:
+        return f"it needs a GPU with 163 KB of shared memory per block, the target is {target}"
+    return _decline_sm80(d, target)
+
+
 def _decline_gpu(d: LinearDescriptor) -> str | None:
     if jnp.dtype(d.dtype) != jnp.float16:
         return f"activations must be float16, they are {jnp.dtype(d.dtype).name}: casting would change results"
@@ -115,4 +123,8 @@ PACKED_ROUTES = (
     Candidate("sm_70 handler", _decline_sm70),
     Candidate(HANDLER_CPU, _decline_cpu),
 )
-DENSE_ROUTES = (Candidate(HANDLER_CPU, _decline_cpu), Candidate(LIBRARY, _decline_library))
+DENSE_ROUTES = (
+    Candidate(FEW_ROWS, _decline_few_rows),
+    Candidate(HANDLER_CPU, _decline_cpu),
+    Candidate(LIBRARY, _decline_library),
+)

@@ -15,6 +15,7 @@ _EXAMPLES = """examples:
   onecat check
   onecat check ./Qwen3.8-27B-NVFP4
   onecat check tiny --json
+  onecat check --self-test --json > report.json
 
 exit code: 0 all well or warnings only, 1 something fails, 2 the model can't be opened
 """
@@ -27,6 +28,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     parser.add_argument("model", nargs="?", help=MODEL_HELP)
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="every kernel of linears and attention against float64, on the device",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.set_defaults(run=run)
 
@@ -41,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
       CheckpointError, ModelConfigError: the model can't be opened.
     """
     rows = []
-    for row in _rows(args.model):
+    for row in _rows(args.model, args.self_test):
         rows.append(row)
         if not args.json:
             print(_line(row), flush=True)
@@ -56,13 +62,17 @@ def _line(row: "Row") -> str:
     return f"{row.status:<5} {row.name:<22} {row.found}{advice}"
 
 
-def _rows(model: str | None) -> Iterator["Row"]:
+def _rows(model: str | None, self_test: bool) -> Iterator["Row"]:
     from onecat_jax.cli.environment import Row, environment  # imports JAX
 
     broken = False
     for row in environment():
         broken |= row.name == "extension" and row.status == "fail"
         yield row
+    if self_test and not broken:
+        from onecat_jax.cli.self_test import self_test_rows
+
+        yield from self_test_rows()
     if model is not None and broken:
         yield Row("checkpoint", "fail", "not checked", "repair the extension first")
         return

@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": "talk to a model",
     "info": "what a checkpoint is, what it needs, how much context fits",
     "check": "whether the installation and a checkpoint will work",
+    "bench": "how fast the kernels are on this GPU, what bounds them on a V100",
     "convert": "write a checkpoint for any number of devices, as orbax stores it",
 }
 INTERRUPTED = 130

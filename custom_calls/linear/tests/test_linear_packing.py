@@ -50,18 +50,18 @@ def int4_m8n8k4(n: int, k: int, code: int) -> Place:
 
 def two_rows(n: int, t: int) -> tuple[int, int, int]:
     """Tile, lane 4 g + t, and whether the row is g + 8."""
-    return n % 32 // 16, 4 * (n % 8) + t, n % 16 // 8
+    return n // 16, 4 * (n % 8) + t, n % 16 // 8
 
 
 def nvfp4_m16n8k16(n: int, k: int, code: int) -> Place:
     tile, lane, row8 = two_rows(n, k % 64 // 16)
-    at = n // 32, k // 64, tile, lane, k % 16 // 4
+    at = tile, k // 64, 0, lane, k % 16 // 4
     return at, e2m1(code, 2 * (k % 4 // 2) + row8, k % 2)
 
 
 def int4_m16n8k16(n: int, k: int, code: int) -> Place:
     tile, lane, row8 = two_rows(n, k % 32 // 8)
-    at = n // 32, k // 64, tile, lane, 2 * (k % 64 // 32) + k % 8 // 4
+    at = tile, k // 64, 0, lane, 2 * (k % 64 // 32) + k % 8 // 4
     return at, int4(code, 2 * (k % 4 // 2) + row8, k % 2)
 
 
@@ -76,7 +76,7 @@ def fp8_m8n8k4(n: int, k: int, code: int) -> Place:
 
 def fp8_m16n8k16(n: int, k: int, code: int) -> Place:
     tile, lane, row8 = two_rows(n, k % 32 // 8)
-    at = n // 32, k // 32, tile, lane, 2 * (k % 8 // 4) + row8
+    at = tile, k // 64, k % 64 // 32, lane, 2 * (k % 8 // 4) + row8
     return at, e4m3(code, k % 4 // 2, k % 2)
 
 
@@ -90,7 +90,7 @@ def scales_m8n8k4(n: int, group: int, scale: int) -> Place:
 
 def scales_m16n8k16(n: int, group: int, scale: int) -> Place:
     tile, lane, row8 = two_rows(n, group % 4)
-    return (n // 32, group // 4, lane, 2 * tile + row8), scale
+    return (tile, group // 4, lane, row8), scale
 
 
 PLACES = {

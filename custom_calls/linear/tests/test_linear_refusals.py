@@ -227,3 +227,20 @@ def test_the_report_counts_what_was_traced():
 def test_an_unknown_backend_is_refused():
     with pytest.raises(EngineError, match="backend is 'cuda'; it must be 'auto' or 'plain'"):
         Policy("cuda")
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        (70, "library dot"),
+        (80, "sm_80 handler, library dot for many rows"),
+        (86, "library dot"),
+        (90, "sm_80 handler, library dot for many rows"),
+    ],
+)
+def test_float16_weights_take_the_handler_where_shared_memory_suffices(capability, expected):
+    policy = Policy(target=Target("gpu", capability))
+    found = plan(LinearDescriptor("dense", 5120, 6144, jnp.float16), policy)
+    assert found.name == expected
+    other = plan(LinearDescriptor("dense", 5120, 6144, jnp.float32), policy)
+    assert other.name == "library dot"
