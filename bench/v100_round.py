@@ -34,7 +34,7 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 2 } device_description_str: "Tesla V100"
 """
 MEMORY = 32e9  # bytes of a V100, as sold
-LARGE = 16 << 20  # bytes: more than any row of a round needs, less than any cache or weight of a layer
+LARGE = 16 << 20  # bytes: above the rows of a round, below the caches and weights of a layer
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "f16": 2, "bf16": 2, "s16": 2}
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\(")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
