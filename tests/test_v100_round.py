@@ -1,5 +1,5 @@
-"""The DFlash2 round of the 27B model compiles for V100s: it fits, every NVFP4 linear and every attention is a kernel of ours,
-and no buffer of the size of a cache or a weight is made anew in a round.
+"""The DFlash2 round of the 27B model compiles for V100s: it fits, every NVFP4 linear, attention and GDN is a kernel of
+ours, and no buffer of the size of a cache or a weight is made anew in a round.
 
 Oracle: XLA's optimised HLO for compute capability 7.0, which needs jax-cuda12-plugin but no GPU: `pytest -n 0 -m oracle` in an
 environment with onecat-jax[cuda12]. Shapes and formats are the published ones (bench/synthetic.py). Not covered: time.
@@ -52,7 +52,8 @@ def test_no_buffer_of_the_size_of_a_cache_or_a_weight_is_made_in_a_round(found):
     assert found["large_buffers"] == {}
 
 
-def test_every_linear_and_attention_of_a_superblock_is_a_kernel_of_ours(found):
+def test_linears_attention_and_gdn_of_a_superblock_are_kernels_of_ours(found):
     calls = found["calls_per_superblock"]
     assert calls["onecat_nvfp4_linear_gpu_v2"] == 4 * LAYERS
     assert calls["onecat_attend_rows_gpu_v1"] == calls["onecat_write_heads_gpu_v1"] == 1
+    assert calls["onecat_gdn_verify_kept_rows_gpu_v1"] == LAYERS - 1
