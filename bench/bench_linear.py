@@ -29,15 +29,12 @@ from jax import Array, lax
 from onecat_jax import _ext
 from onecat_jax.custom_calls.dispatch import Policy
 from onecat_jax.custom_calls.linear import (
-    FP8Tensor,
-    HostMatrix,
-    INT4Tensor,
     Layer,
     LinearRoute,
-    NVFP4Tensor,
     build_linear,
     linear,
 )
+from onecat_jax.custom_calls.linear.samples import random_tensor
 from onecat_jax.custom_calls.linear.specs import SPECS, LinearSpec
 
 ON_GPU = jax.default_backend() == "gpu"
@@ -59,29 +56,10 @@ def read_bandwidth() -> float:
         return sum(p.nbytes for p in parts) / timed(lambda: list(pool.map(np.sum, parts)), 8).best
 
 
-def random_tensor(rng: np.random.Generator, kind: str, n: int, k: int) -> HostMatrix:
-    """Values of ordinary size."""
-    codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
-    name, _, detail = kind.partition("-")
-    if name == "nvfp4":
-        scales = rng.integers(0x30, 0x40, (n, k // 16), dtype=np.uint8)
-        return NVFP4Tensor(codes, scales, np.float32(0.01))
-    if name == "fp8":
-        shape = (n,) if detail == "row" else (-(-n // 128), -(-k // 128))
-        codes = (
-            rng.integers(0, 0x50, (n, k), dtype=np.uint8)
-            | rng.integers(0, 2, (n, k), dtype=np.uint8) << 7
-        )
-        return FP8Tensor(codes, rng.uniform(0.01, 0.02, shape).astype(np.float32))
-    group = int(detail)
-    scales = rng.uniform(0.01, 0.02, (n, k // group)).astype(np.float16)
-    return INT4Tensor(codes, scales, np.full(scales.shape, 8, np.uint8), group)
-
-
 def built(kind: str, spec: LinearSpec, policy: Policy = Policy()) -> Any:
     """A few random layers: packing dozens of large ones would take longer than measuring them."""
     rng = np.random.default_rng(0)
-    few = [[random_tensor(rng, kind, spec.n, spec.k)] for _ in range(2)]
+    few = [[random_tensor(rng, kind.replace("-", " "), spec.n, spec.k)] for _ in range(2)]
     return build_linear(few, route=LinearRoute(policy), dtype=DTYPE)
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 from onecat_jax.cli import self_test
-from onecat_jax.cli.bench_kernels import KINDS, parse_rows
+from onecat_jax.cli.bench_kernels import parse_rows
 from onecat_jax.cli.main import main
+from onecat_jax.custom_calls.linear.samples import SAMPLES
 from onecat_jax.custom_calls.paged_attention.specs import CACHES
 from onecat_jax.errors import EngineError
 
@@ -36,7 +37,7 @@ def test_the_self_test_reports_every_kind_as_json(capsys):
     assert main(["check", "--self-test", "--json"]) in (0, 1)
     rows = json.loads(capsys.readouterr().out)["checks"]
     tested = {r["name"]: r["status"] for r in rows if r["name"].startswith("self-test")}
-    names = [*KINDS, *(f"attention {cache}" for cache in CACHES)]
+    names = [*SAMPLES, *(f"attention {cache}" for cache in CACHES)]
     assert tested == {f"self-test {name}": "ok" for name in names}
 
 

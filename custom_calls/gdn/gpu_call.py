@@ -96,12 +96,13 @@ def recur_chunks_gpu(
     terms for 16 key and 48 value heads.
     """
     states, windows = caches
+    results = (_output(qkv, states, False), like(states), like(windows))
     call = jax.ffi.ffi_call(
         _CHUNKS,
-        (_output(qkv, states, False), like(states), like(windows), *_workspace(qkv, states, weights, terms)),
+        (*results, *_workspace(qkv, states, weights, terms)),
         input_output_aliases={9: 1, 10: 2},
         vmap_method="sequential",
-    )  # fmt: skip
+    )
     small = (weights.conv, weights.a_log, weights.dt_bias)
     where = (jnp.asarray(layer.index, jnp.int32), rows.slots, rows.start, rows.count)
     how = {"mul": np.int32(layer.mul), "add": np.int32(layer.add), "terms": np.int32(terms)}

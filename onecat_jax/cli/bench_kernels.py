@@ -16,17 +16,8 @@ import numpy as np
 from jax import Array
 
 from onecat_jax.custom_calls.dispatch import Policy
-from onecat_jax.custom_calls.linear import (
-    DenseTensor,
-    FP8Tensor,
-    HostMatrix,
-    INT4Tensor,
-    Layer,
-    LinearRoute,
-    NVFP4Tensor,
-    build_linear,
-    linear,
-)
+from onecat_jax.custom_calls.linear import Layer, LinearRoute, build_linear, linear
+from onecat_jax.custom_calls.linear.samples import SAMPLES, random_tensor
 from onecat_jax.custom_calls.linear.specs import SPECS, LinearSpec
 from onecat_jax.custom_calls.probes import copy, stamp
 from onecat_jax.errors import EngineError
@@ -34,7 +25,6 @@ from onecat_jax.errors import EngineError
 STACK_BYTES = 700_000_000
 MOST_LAUNCHES = 64
 REPEATS = 9
-KINDS = ("nvfp4", "fp8 row", "fp8 block", "int4 128", "int4 32", "float16")
 GEMM_ROWS = 8192
 
 
@@ -74,7 +64,7 @@ def measurements(words: Sequence[str], rows: Sequence[int]) -> Iterator[dict[str
     }
     yield {**about, **_product()}
     for spec in (s for s in SPECS if "bench" in s.tags):
-        for kind in KINDS:
+        for kind in SAMPLES:
             if all(word in f"{kind} {spec.name}" for word in words):
                 for line in _of_weight(kind, spec, rows, ceiling):
                     yield {**about, **line}
@@ -167,22 +157,3 @@ def _stack(kind: str, spec: LinearSpec) -> Any:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(weight)) // 2
     times = -(-STACK_BYTES // (2 * size))
     return jax.tree.map(lambda a: jnp.tile(a, (times, *[1] * (a.ndim - 1))), weight)
-
-
-def random_tensor(rng: np.random.Generator, kind: str, n: int, k: int) -> HostMatrix:
-    """A matrix of ordinary values; `kind` is one of KINDS."""
-    name, _, detail = kind.partition(" ")
-    if name == "float16":
-        return DenseTensor(rng.standard_normal((n, k), np.float32).astype(np.float16))
-    codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
-    if name == "nvfp4":
-        scales = rng.integers(0x30, 0x40, (n, k // 16), dtype=np.uint8)
-        return NVFP4Tensor(codes, scales, np.float32(0.01))
-    if name == "fp8":
-        shape = (n,) if detail == "row" else (-(-n // 128), -(-k // 128))
-        bits = rng.integers(0, 0x50, (n, k), dtype=np.uint8)
-        bits |= rng.integers(0, 2, (n, k), dtype=np.uint8) << 7
-        return FP8Tensor(bits, rng.uniform(0.01, 0.02, shape).astype(np.float32))
-    group = int(detail)
-    scales = rng.uniform(0.01, 0.02, (n, k // group)).astype(np.float16)
-    return INT4Tensor(codes, scales, np.full(scales.shape, 8, np.uint8), group)

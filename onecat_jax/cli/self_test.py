@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from onecat_jax.cli.bench_kernels import KINDS, random_tensor
 from onecat_jax.cli.environment import Row
 from onecat_jax.cli.self_test_attention import ADVICE, attention_rows
 from onecat_jax.custom_calls.dispatch import Policy
@@ -20,19 +19,18 @@ from onecat_jax.custom_calls.linear import (
     exact_matrix,
     linear,
 )
+from onecat_jax.custom_calls.linear.samples import SAMPLES, random_tensor
 
 SHAPES = ((100, 288), (1024, 5120), (40, 17408))  # tails; activations in registers; a long K
 ROWS = (1, 8, 16, 40, 70)  # every kernel, and the expansion for many rows
-BOUND, BOUND_EXPANDED = (
-    1e-5,
-    1e-3,
-)  # of the largest result; an expanded weight is rounded to float16
+BOUND = 1e-5  # of the largest result
+BOUND_EXPANDED = 1e-3  # the same where the weight is rounded to float16
 FEW_ROWS = 64
 
 
 def self_test_rows() -> Iterator[Row]:
     """One row per kind of weight and type of cache: the largest error, relative to the largest result, and the route."""
-    for kind in KINDS:
+    for kind in SAMPLES:
         yield _tested(kind)
     yield from attention_rows()
 
