@@ -4,10 +4,12 @@ For compiling and timing where no checkpoint of that size is. Geometry as publis
 but embedding, head, gates and draft, which are dense, as in the reference system's own target (QUASAR).
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,64 +40,11 @@ from onecat_jax.steps import StepOptions
 REAL_IDS = 248_077  # of 248,320
 PAGE = 256
 
-TARGET = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_hidden_layers": 64,
-    "full_attention_interval": 4,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 48,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "attn_output_gate": True,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "vocab_size": 248320,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 262144,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.25,
-    },
-    "eos_token_id": 248044,
-}
 
-DRAFT = {
-    "architectures": ["DFlash2DraftModel"],
-    "model_type": "qwen3",
-    "hidden_size": 5120,
-    "intermediate_size": 17408,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
-    "layer_types": ["sliding_attention"] * 5,
-    "sliding_window": 2048,
-    "is_causal": False,
-    "num_target_layers": 64,
-    "vocab_size": 248320,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "dflash_config": {
-        "block_size": 8,
-        "mask_token_id": 248070,
-        "target_layer_ids": [5, 19, 33, 47, 61],
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 256,
-        "selector_top_k": 16,
-    },
-}
+def published(name: str) -> dict[str, Any]:
+    """The text fields of a published config.json."""
+    path = Path(__file__).parent / "published" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -118,7 +67,8 @@ def synthetic_round(target: Target, host: Placement, *, rows: int, context: int)
       rows: B.
       context: tokens that each row's pages hold.
     """
-    config, draft = ModelConfig.from_hf(TARGET), DFlashConfig.from_hf(DRAFT)
+    config = ModelConfig.from_hf(published("qwen3.8-27b"))
+    draft = DFlashConfig.from_hf(published("qwen3.8-27b-dflash2"))
     draft.check_target(config)
     policy = Policy(strict=False, target=target)
     forward = ForwardOptions(config, np.dtype(np.float16), policy, host.shards)

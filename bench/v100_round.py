@@ -9,14 +9,17 @@ library's choice of algorithms on a real V100 may differ.
 import argparse
 import importlib.util
 import json
+import math
 import os
-import re
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from optimised_hlo import Instruction, computations, count, in_place, loops, running
 
 # From NVIDIA's data sheet of the V100 SXM2 32 GB, and the limits of compute capability 7.0 in the CUDA programming guide.
 V100 = """
@@ -34,173 +37,53 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 2 } device_description_str: "Tesla V100"
 """
 MEMORY = 32e9  # bytes of a V100, as sold
-LARGE = 16 << 20  # bytes: above the rows of a round, below the caches and weights of a layer
-_SIZES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "f16": 2, "bf16": 2, "s16": 2}
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\(")
-_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:to_apply|body|calls)=%?([\w.-]+)")
-_INNER = re.compile(
-    r"(?:to_apply|body|condition|calls|true_computation|false_computation)=(%?[\w.-]+)"
-    r"|branch_computations=\{([^}]*)\}"
-)
-_BRANCHES = re.compile(r"(?:branch_computations=\{|true_computation=|false_computation=)([^}]*)")
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
-# Instructions that start no kernel.
-_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "iota", "after-all"}
+LARGE = 16 << 20  # bytes: twice the float32 logits of 8 rows
+COUNTS = 100_000  # elements from which on an array is a cache or a weight: more than rows of a round have
 
 
-@dataclass(frozen=True)
-class Instruction:
-    name: str
-    shape: str  # as printed
-    kind: str
-    line: str
-
-    @property
-    def nbytes(self) -> int:
-        total = 0
-        for dtype, dims in _SHAPE.findall(self.shape):
-            count = 1
-            for dim in filter(None, dims.split(",")):
-                count *= int(dim)
-            total += count * _SIZES.get(dtype, 8 if dtype.endswith("64") else 4)
-        return total
-
-
-def computations(hlo: str) -> dict[str, list[Instruction]]:
-    """Instructions of each computation by its name; the program's own is "ENTRY"."""
-    found: dict[str, list[Instruction]] = {}
-    name = ""
-    for line in hlo.splitlines():
-        if line.endswith("{") and not line.startswith(" "):
-            name = "ENTRY" if line.startswith("ENTRY") else line.split()[0].lstrip("%")
-            found[name] = []
-        elif match := _INSTRUCTION.match(line):
-            found[name].append(Instruction(*match.groups(), line))
-    return found
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """What a computation starts, the bodies of loops inside it left out; of a condition its largest branch."""
-
-    custom: int = 0
-    fusions: int = 0
-    other: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.custom + self.fusions + self.other
-
-    def __add__(self, other: "Kernels") -> "Kernels":
-        return Kernels(
-            self.custom + other.custom, self.fusions + other.fusions, self.other + other.other
-        )
-
-
-def count(parts: dict[str, list[Instruction]], name: str) -> Kernels:
-    found = Kernels()
-    for one in parts[name]:
-        if one.kind == "custom-call":
-            found += Kernels(custom=1)
-        elif one.kind == "fusion":
-            found += Kernels(fusions=1)
-        elif one.kind in ("call", "async-start"):
-            found += count(parts, _CALLED.findall(one.line)[-1])
-        elif one.kind == "conditional":
-            branches = re.findall(r"[\w.-]+", " ".join(_BRANCHES.findall(one.line)))
-            found += max((count(parts, b) for b in branches if b in parts), key=lambda k: k.total)
-        elif one.kind != "while" and one.kind not in _FREE:
-            found += Kernels(other=1)
-    return found
-
-
-def bodies(parts: dict[str, list[Instruction]]) -> list[str]:
-    """Bodies of all loops that run."""
-    found = []
-    for name in sorted(running(parts)):
-        matches = (re.search(r"body=%?([\w.-]+)", one.line) for one in parts[name])
-        found.extend(match[1] for match in matches if match)
-    return found
-
-
-def superblock(parts: dict[str, list[Instruction]]) -> str:
-    """The body of the loop over the target's superblocks: the one with most NVFP4 linears."""
-    return max(bodies(parts), key=lambda body: sum(_nvfp4(one) for one in _flat(parts, body)))
-
-
-def _flat(parts: dict[str, list[Instruction]], name: str) -> list[Instruction]:
-    found = list(parts[name])
-    for one in parts[name]:
-        if one.kind in ("call", "async-start"):
-            found.extend(_flat(parts, _CALLED.findall(one.line)[-1]))
-    return found
-
-
-def _nvfp4(one: Instruction) -> bool:
-    return "onecat_nvfp4_linear" in one.line
-
-
-def report(compiled: Any, caches: set[tuple[int, ...]], weights: set[tuple[int, ...]]) -> dict:
+def report(compiled: Any, held: set[tuple[int, ...]], layers: set[tuple[int, ...]]) -> dict:
     """What the optimised HLO says.
 
     Args:
       compiled: the launch.
-      caches, weights: shapes of what lies on a device between launches.
+      held: shapes of the caches and weights that lie on a device between launches.
+      layers: shapes of single layers of the weights.
     """
-    parts = computations(compiled.as_text())
-    block, memory = superblock(parts), compiled.memory_analysis()
-    started = [one for name in running(parts) for one in parts[name] if one.kind not in _FREE]
-    large = [one for one in started if one.nbytes >= LARGE and not _in_place(one, parts)]
-    targets = (_TARGET.search(one.line) for one in _flat(parts, block))
-    held = memory.temp_size_in_bytes + memory.argument_size_in_bytes
+    parts, memory = computations(compiled.as_text()), compiled.memory_analysis()
+    bodies = loops(parts)
+    kernels = {body: count(parts, body) for body in bodies}
+    block = max(bodies, key=lambda body: sum(map(_nvfp4, parts[body])))
+    made = [one for one in running(parts) if one.starts and not in_place(one, parts)]
+    targets = (one.target for one in running(parts, block))
+    needed = memory.temp_size_in_bytes + memory.argument_size_in_bytes
     return {
-        "kernels_per_superblock": {
-            **asdict(count(parts, block)),
-            "total": count(parts, block).total,
-        },
-        "calls_per_superblock": dict(Counter(match[1] for match in targets if match)),
-        "kernels_of_loops": {body: count(parts, body).total for body in bodies(parts)},
-        "copies_of_caches_or_weights": [
-            f"{one.kind} {one.shape}" for one in large if _dims(one.shape) in caches | weights
-        ],
-        "large_buffers": dict(Counter(f"{one.kind} {one.shape}" for one in large)),
+        "kernels_per_superblock": {**asdict(kernels[block]), "total": kernels[block].total},
+        "calls_per_superblock": dict(Counter(target for target in targets if target)),
+        "kernels_of_loops": {body: found.total for body, found in kernels.items()},
+        "copies_of_caches_or_weights": _listed(one for one in made if _made_of(one, held)),
+        "copies_of_layers": _listed(one for one in made if _made_of(one, layers)),
+        "large_buffers": _listed(one for one in made if one.nbytes >= LARGE),
         "temp_bytes": memory.temp_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
-        "fits": held <= MEMORY,
+        "fits": needed <= MEMORY,
     }
 
 
-def running(parts: dict[str, list[Instruction]]) -> set[str]:
-    """Computations whose instructions are run one by one: the program, loops, calls and branches."""
-    found, todo = set(), ["ENTRY"]
-    while todo:
-        name = todo.pop()
-        if name in found or name not in parts:
-            continue
-        found.add(name)
-        for one in parts[name]:
-            if one.kind in ("while", "call", "async-start", "conditional"):
-                todo.extend(
-                    re.findall(r"[\w.-]+", " ".join(a or b for a, b in _INNER.findall(one.line)))
-                )
-    return found
+def _nvfp4(one: Instruction) -> bool:
+    return (one.target or "").startswith("onecat_nvfp4_linear")
 
 
-def _in_place(one: Instruction, parts: dict[str, list[Instruction]]) -> bool:
-    """Whether it changes an operand, or gives on what others made."""
-    if one.kind in ("while", "call", "conditional", "dynamic-update-slice"):
-        return True
-    if "output_to_operand_aliasing" in one.line:
-        return True
-    called = _CALLED.search(one.line)
-    inner = parts[called[1]] if one.kind == "fusion" and called else []
-    return any(i.kind in ("dynamic-update-slice", "scatter") for i in inner)
+def _made_of(one: Instruction, shapes: set[tuple[int, ...]]) -> bool:
+    """Whether a result has one of the shapes, axes of one left out."""
+    return any(_dims(shape) in shapes for shape in one.shapes)
 
 
-def _dims(shape: str) -> tuple[int, ...]:
-    match = _SHAPE.match(shape)
-    return tuple(int(n) for n in match[2].split(",") if n) if match else ()
+def _dims(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if dim != 1)
+
+
+def _listed(found: Iterable[Instruction]) -> dict[str, int]:
+    return dict(Counter(f"{one.kind} {one.shape}" for one in found))
 
 
 def toolkit() -> Path:
@@ -213,11 +96,12 @@ def toolkit() -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def local_shapes(tree: Any) -> set[tuple[int, ...]]:
-    """Shapes on one rank."""
+def local_shapes(tree: Any, first: int = 0) -> set[tuple[int, ...]]:
+    """Shapes on one rank, from axis `first` on, axes of one left out; small arrays aren't listed."""
     import jax
 
-    return {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(tree)}
+    shapes = (leaf.sharding.shard_shape(leaf.shape)[first:] for leaf in jax.tree.leaves(tree))
+    return {_dims(shape) for shape in shapes if math.prod(shape) >= COUNTS}
 
 
 def compile_round(ranks: int, rows: int, context: int) -> tuple[Any, Any]:
@@ -244,18 +128,13 @@ def compile_round(ranks: int, rows: int, context: int) -> tuple[Any, Any]:
     whole = PartitionSpec()
     split = (engine_specs(params), state.specs(TP)) if ranks > 1 else (whole, whole)
 
-    def placed(spec: Any, tree: Any) -> Any:
-        def one(s: Any, leaf: Any) -> Any:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, s))
+    def one(spec: Any, leaf: Any) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-        if isinstance(spec, PartitionSpec):
-            return jax.tree.map(partial(one, spec), tree)
-        return jax.tree.map(
-            lambda s, t: jax.tree.map(partial(one, s), t),
-            spec,
-            tree,
-            is_leaf=lambda x: isinstance(x, PartitionSpec),
-        )
+    def placed(specs: Any, tree: Any) -> Any:
+        each = partial(jax.tree.map, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        return each(lambda spec, part: jax.tree.map(partial(one, spec), part), specs, tree)
 
     arguments = (placed(split[0], params), placed(split[1], state), *placed(whole, operands))
     step = partial(launch, options=made.options, width=made.width, k=None)
@@ -286,14 +165,15 @@ def main() -> None:
     import jax
 
     params, state, *_ = arguments
-    caches, weights = local_shapes(state), local_shapes(params)
+    stacks = params.target.segments
+    held, layers = local_shapes((params, state)), local_shapes(stacks, first=1)
     found = {
         "jax": jax.__version__,
         "ranks": args.ranks,
         "rows": args.rows,
         "context": args.context,
         "seconds": round(time.monotonic() - begin, 1),
-        **report(compiled, caches, weights),
+        **report(compiled, held, layers),
     }
     if args.json:
         print(json.dumps(found))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from dflash_cases import DFLASH1, DFLASH2, TARGET_JSON, TINY, config_json
@@ -19,35 +20,8 @@ def tiny() -> DFlashConfig:
 
 
 def published() -> dict:
-    """The form of the released 27B draft."""
-    return {
-        "architectures": ["DFlash2DraftModel"],
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
-        "layer_types": [_SLIDING] * 5,
-        "sliding_window": 2048,
-        "is_causal": False,
-        "num_target_layers": 64,
-        "vocab_size": 248320,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "dflash_config": {
-            "block_size": 8,
-            "mask_token_id": 248070,
-            "target_layer_ids": [5, 19, 33, 47, 61],
-            "conv_kernel_size": 2,
-            "conv_group_size": 16,
-            "selector_rank": 256,
-            "selector_top_k": 16,
-        },
-    }
+    path = Path(__file__).parents[1] / "bench" / "published" / "qwen3.8-27b-dflash2.json"
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_the_released_draft_has_its_published_tensors():
